@@ -1,0 +1,160 @@
+"""The entry point: which command runs, and how errors become a sentence and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from planner.errors import DoesNotFitError, PlannerError, UsageError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_DOES_NOT_FIT = 3
+
+_COMMANDS = {
+    "plan": ("planner.cli.plan", "plan"),
+    "inspect": ("planner.cli.inspect", "inspect"),
+    "measure": ("planner.cli.measure", "measure_command"),
+}
+"""Command: module and function; a module is imported when its command runs, so that each starts fast."""
+
+_NO_MODEL = ""
+"""What `--measure` stands for without a model behind it."""
+
+
+class _LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, function = _COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), function)
+        return command
+
+
+@click.command(
+    cls=_LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(package_name="planner", prog_name="planner")
+@click.option(
+    "--measure",
+    "measured",
+    metavar="[MODEL]",
+    is_flag=False,
+    flag_value=_NO_MODEL,
+    default=None,
+    help="Measure llama-server with f16, q8_0 and q4_0 caches, hold it against the prediction, recommend. "
+    "Without MODEL: the best model found here, else a small ghost.",
+)
+@click.option("--context", type=click.IntRange(1), metavar="N", help="Tokens for each person.  [default: 8192]")
+@click.option("--users", type=click.IntRange(1), metavar="M", help="People served at once.  [default: 2]")
+@click.option("--engine", type=click.Path(path_type=Path), metavar="PATH", help="The llama-server to use.")
+@click.option("--force", is_flag=True, help="Measure also what is predicted not to fit.")
+@click.option(
+    "--ready-timeout",
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    help="How long a server may load its model.  [default: 600]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def cli(
+    ctx: click.Context,
+    measured: str | None,
+    context: int | None,
+    users: int | None,
+    engine: Path | None,
+    force: bool,
+    ready_timeout: float | None,
+    as_json: bool,
+) -> None:
+    """Predict what llama-server will hold on this machine, then measure it.
+
+    Without a command: the app, or a plain report where standard output is no terminal.
+    """
+    given = {"--context": context, "--users": users, "--force": force or None, "--ready-timeout": ready_timeout}
+    stray = [name for name, value in given.items() if value is not None]
+    if ctx.invoked_subcommand is not None:
+        stray += [name for name, value in {"--measure": measured, "--engine": engine}.items() if value is not None]
+        if stray or as_json:
+            names = ", ".join([*stray, *(["--json"] if as_json else [])])
+            raise click.UsageError(f"Put {names} behind {ctx.invoked_subcommand}, not before it.")
+        return
+    if measured is not None:
+        from planner.cli.measure import run_measure
+
+        run_measure(
+            model=measured or None,
+            context=context,
+            users=users,
+            engine=engine,
+            force=force,
+            ready_timeout=ready_timeout,
+            as_json=as_json,
+        )
+        return
+    if stray:
+        raise click.UsageError(f"{', '.join(stray)} needs --measure (or a command, see --help).")
+    if as_json or not sys.stdout.isatty():
+        from planner.cli.report import print_report
+
+        print_report(engine, as_json=as_json)
+        return
+    from planner.cli.app import run_app
+
+    run_app(engine)
+
+
+def main() -> NoReturn:
+    """Run the command line and end the process with its exit code."""
+    _stop_in_order(signal.SIGTERM)
+    if hasattr(signal, "SIGHUP"):
+        _stop_in_order(signal.SIGHUP)
+    sys.exit(_run(sys.argv[1:]))
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        result: Any = cli.main(arguments, prog_name="planner", standalone_mode=False)
+    except click.exceptions.Abort:
+        return _say("Stopped; nothing is left running.", EXIT_FAILED)
+    except KeyboardInterrupt:
+        return _say("Stopped; nothing is left running.", EXIT_FAILED)
+    except click.ClickException as error:
+        where = (
+            f" See `{error.ctx.command_path} --help`." if isinstance(error, click.UsageError) and error.ctx else ""
+        )
+        return _say(f"{error.format_message()}{where}", error.exit_code)
+    except UsageError as error:
+        return _say(str(error), EXIT_USAGE)
+    except DoesNotFitError as error:
+        return _say(str(error), EXIT_DOES_NOT_FIT)
+    except PlannerError as error:
+        return _say(str(error), EXIT_FAILED)
+    except BrokenPipeError:
+        # Whoever read us has had enough (`| head`): not a failure, and nothing more can be said there.
+        sys.stdout = None  # type: ignore[assignment]
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def _say(sentence: str, exit_code: int) -> int:
+    click.echo(f"planner: {sentence}", err=True)
+    return exit_code
+
+
+def _stop_in_order(number: signal.Signals) -> None:
+    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    signal.signal(number, interrupt)

@@ -1,0 +1,239 @@
+"""`planner --measure`: the main job, headless."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from planner.cli.progress import ProgressLine
+from planner.cli.render import format_count, launch_summary, render_hardware, render_table
+from planner.engine.find import Engine, find_engine
+from planner.errors import ModelError
+from planner.export.documents import measure_document, run_document
+from planner.fit import MAIN_CACHE_TYPES
+from planner.hardware import Hardware
+from planner.launch import Launch
+from planner.measure.run import READY_TIMEOUT_S
+from planner.memory import Verdict, predict
+from planner.model import Model
+from planner.model.catalogue import load_catalogue
+from planner.model.discover import find_models, usual_folders
+from planner.model.ghost import temporary_ghost
+from planner.reconcile.campaign import DEFAULT_CONTEXT, DEFAULT_USERS, Campaign, launches_for, run_campaign
+from planner.reconcile.reconciliation import Reconciliation, Row
+from planner.reconcile.record import Record, default_folder
+from planner.units import format_bytes, format_mib
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("model", required=False)
+@click.option("--context", type=click.IntRange(1), metavar="N", help="Tokens for each person.  [default: 8192]")
+@click.option("--users", type=click.IntRange(1), metavar="M", help="People served at once.  [default: 2]")
+@click.option("--engine", type=click.Path(path_type=Path), metavar="PATH", help="The llama-server to use.")
+@click.option("--force", is_flag=True, help="Measure also what is predicted not to fit.")
+@click.option("--ready-timeout", type=click.FloatRange(min=0.1), metavar="SECONDS", help="[default: 600]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def measure_command(
+    model: str | None,
+    context: int | None,
+    users: int | None,
+    engine: Path | None,
+    force: bool,
+    ready_timeout: float | None,
+    as_json: bool,
+) -> None:
+    """Measure llama-server with f16, q8_0 and q4_0 caches and hold it against the prediction.
+
+    The same as `planner --measure [MODEL]`.
+    """
+    run_measure(
+        model=model,
+        context=context,
+        users=users,
+        engine=engine,
+        force=force,
+        ready_timeout=ready_timeout,
+        as_json=as_json,
+    )
+
+
+def run_measure(
+    *,
+    model: str | None,
+    context: int | None,
+    users: int | None,
+    engine: Path | None,
+    force: bool,
+    ready_timeout: float | None,
+    as_json: bool,
+) -> None:
+    """Run the main job and print its report; errors are raised, for the entry point to put into words."""
+    found = find_engine(engine)
+    hardware = Hardware.detect()
+    with _chosen_model(model, hardware) as (opened, why):
+        launches = launches_for(
+            opened,
+            hardware,
+            found,
+            users=users or DEFAULT_USERS,
+            ctx_per_user=context or _default_context(opened),
+            cache_types=MAIN_CACHE_TYPES,
+        )
+        if not as_json:
+            click.echo(_opening(opened, why, hardware, found))
+        line = ProgressLine(launches)
+
+        def show(run: Reconciliation) -> None:
+            line.clear()
+            if not as_json:
+                click.echo(render_run(run))
+
+        try:
+            campaign = run_campaign(
+                opened,
+                launches,
+                found,
+                Record(default_folder()),
+                force=force,
+                on_progress=line.update,
+                on_run=show,
+                ready_timeout_s=ready_timeout or READY_TIMEOUT_S,
+            )
+        finally:
+            line.clear()
+        if as_json:
+            document = measure_document(
+                opened,
+                hardware,
+                [run_document(run) for run in campaign.runs],
+                campaign.not_run,
+                campaign.recommendation,
+                campaign.recommended_command,
+            )
+            click.echo(json.dumps({**document, "model_chosen_because": why}, indent=2))
+        else:
+            click.echo(render_campaign(campaign))
+
+
+def _default_context(model: Model) -> int:
+    return min(DEFAULT_CONTEXT, model.hyperparameters.n_ctx_train) if model.rules else DEFAULT_CONTEXT
+
+
+@contextlib.contextmanager
+def _chosen_model(named: str | None, hardware: Hardware) -> Iterator[tuple[Model, str]]:
+    """The model to measure and why it is this one."""
+    if named is not None:
+        yield Model.open(named), "it was named"
+        return
+    best = _best_model(hardware)
+    if best is not None:
+        yield best, "no model was named, and this is the largest of those found here that fits"
+        return
+    entry = load_catalogue()[0]
+    with temporary_ghost(entry) as path:
+        yield (
+            Model.open(path),
+            "no model was named or found here. This is a ghost: the true shapes of a small model around empty "
+            "weights. Memory and speed are real, its answers are not",
+        )
+
+
+def _best_model(hardware: Hardware) -> Model | None:
+    best: Model | None = None
+    for path in find_models(usual_folders()):
+        try:
+            model = Model.open(path)
+            fits = _fits(model, hardware)
+        except ModelError:
+            continue  # a damaged file among many must not stop the others
+        if fits and (best is None or model.tensor_bytes > best.tensor_bytes):
+            best = model
+    return best
+
+
+def _fits(model: Model, hardware: Hardware) -> bool:
+    launch = Launch.for_users(DEFAULT_USERS, _default_context(model))
+    return not model.is_ghost and predict(model, launch, hardware).verdict in (Verdict.FITS, Verdict.TIGHT)
+
+
+def _opening(model: Model, why: str, hardware: Hardware, engine: Engine) -> str:
+    lines = [
+        render_hardware(hardware),
+        f"Engine    llama-server {engine.version} ({engine.source}: {engine.path})",
+        f"Model     {model.name}: {model.architecture}, {format_count(model.parameters)} parameters, "
+        f"{format_bytes(model.tensor_bytes)} ({model.path})",
+        f"          Chosen because {why}.",
+    ]
+    if engine.devices:
+        names = ", ".join(device.name for device in engine.devices)
+        lines.append(f"Note      This version plans for the processor only; {names} is left alone.")
+    return "\n".join(lines)
+
+
+_RUN_HEADER = ("MiB", "predicted", "llama.cpp", "delta", "cause")
+
+
+def render_run(run: Reconciliation) -> str:
+    """One run: the table of its components, resident memory, and speed."""
+    measurement = run.measurement
+    everyone, one = measurement.everyone, measurement.one
+    steady = measurement.steady
+    parts = [
+        "",
+        f"━━ {launch_summary(measurement.launch, run.plan)}",
+        render_table(_RUN_HEADER, map(_row, run.reserved), "lrrrl"),
+        "",
+        render_table(("MiB", "predicted", "measured", "delta", "cause"), [_row(run.resident)], "lrrrl"),
+        f"          {_mib(steady.anonymous_bytes)} of it anonymous, {_mib(steady.file_bytes)} mapped from files; "
+        f"peak of the run {_mib(measurement.peak_bytes)}",
+        f"Speed     {everyone.users} at once: {everyone.prompt_tokens_per_s:.0f} tokens/s read, "
+        f"{everyone.generated_tokens_per_s:.1f} written; one alone: {one.prompt_tokens_per_s:.0f} and "
+        f"{one.generated_tokens_per_s:.1f}  (prompts of {one.prompt_tokens}, loaded in "
+        f"{measurement.load_seconds:.1f} s)",
+    ]
+    return "\n".join(parts)
+
+
+def _row(row: Row) -> tuple[str, str, str, str, str]:
+    delta = row.delta_bytes
+    return (
+        row.component,
+        format_mib(row.predicted_bytes),
+        _mib(row.measured_bytes),
+        "" if delta is None else _signed(delta),
+        row.cause,
+    )
+
+
+def _signed(delta_bytes: int) -> str:
+    text = format_mib(delta_bytes)
+    if float(text.replace(",", "")) == 0:
+        return "0.00"
+    return text if text.startswith("-") else f"+{text}"
+
+
+def _mib(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else format_mib(size_bytes)
+
+
+def render_campaign(campaign: Campaign) -> str:
+    """What to use."""
+    lines = [""]
+    for plan in campaign.not_run:
+        lines.append(f"Not run   {plan.launch.cache_type_k}: {plan.verdict_reason}")
+    if campaign.recommendation is None or campaign.recommended_command is None:
+        return "\n".join([*lines, "No launch can be recommended: none of them fits."])
+    cache_type = campaign.recommendation.launch.cache_type_k
+    return "\n".join(
+        [
+            *lines,
+            f"Use       the {cache_type} cache. {campaign.recommendation.reason}",
+            "This ran here (with a free port, a key and a more talkative log):",
+            "",
+            f"    {campaign.recommended_command}",
+        ]
+    )

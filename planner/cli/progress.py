@@ -1,0 +1,56 @@
+"""How far a measurement is, on standard error: one line that renews itself, on a terminal only."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+
+from planner.launch import Launch
+from planner.measure import Phase, Progress
+from planner.units import format_bytes
+
+_STAGES: dict[Phase, str] = {
+    "starting": "starting llama-server",
+    "loading": "loading the model",
+    "ready": "ready",
+    "everyone": "everyone at once",
+    "one": "one person alone",
+    "stopping": "stopping",
+}
+_BAR_WIDTH = 24
+
+
+class ProgressLine:
+    """Draws the progress of several runs; does nothing where standard error is no terminal."""
+
+    def __init__(self, launches: tuple[Launch, ...]) -> None:
+        self._launches = launches
+        self._start = time.monotonic()
+        self._live = sys.stderr.isatty()
+
+    def update(self, index: int, progress: Progress) -> None:
+        """Show where run number `index` is."""
+        if not self._live:
+            return
+        stages = list(_STAGES)
+        within = stages.index(progress.phase) + (progress.done / progress.total if progress.total else 0)
+        filled = round(_BAR_WIDTH * (index + within / len(stages)) / len(self._launches))
+        bar = "█" * filled + "░" * (_BAR_WIDTH - filled)
+        counted = f" {progress.done}/{progress.total}" if progress.total else ""
+        memory = "" if progress.resident_bytes is None else f", {format_bytes(progress.resident_bytes)}"
+        elapsed = time.monotonic() - self._start
+        self._write(
+            f"{bar} {self._launches[index].cache_type_k} {index + 1}/{len(self._launches)}: "
+            f"{_STAGES[progress.phase]}{counted}{memory}, {elapsed:.0f} s"
+        )
+
+    def clear(self) -> None:
+        """Take the line away, so that what follows starts clean."""
+        if self._live:
+            self._write("")
+
+    def _write(self, line: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        sys.stderr.write(f"\r\x1b[K{line[:width]}")
+        sys.stderr.flush()

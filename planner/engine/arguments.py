@@ -1,0 +1,71 @@
+"""The one place that turns a `Launch` into llama-server arguments, for the build at hand.
+
+Everything that decides memory is written out, also where it equals the server's default, since defaults
+drift between builds. A build that does not know an argument gets it only if leaving it out means the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.errors import EngineError
+from planner.launch import Launch
+
+
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    """One argument of a launch."""
+
+    flag: str
+    value: str | None = None
+    omissible: bool = False
+    """Whether a build without the flag does the same anyway: it is older than the feature, or it is off."""
+
+
+def server_arguments(launch: Launch, model_path: Path, flags: frozenset[str]) -> list[str]:
+    """The arguments after the program's name, for a build whose `--help` lists `flags`.
+
+    Raises EngineError naming the flag that the build lacks and the launch needs.
+    """
+    arguments: list[str] = []
+    for argument in _arguments(launch, model_path):
+        if argument.flag not in flags:
+            if argument.omissible:
+                continue
+            raise EngineError(
+                f"This llama-server knows no {argument.flag}, which the launch needs.",
+                "Use a newer build (--engine PATH).",
+            )
+        arguments.append(argument.flag)
+        if argument.value is not None:
+            arguments.append(argument.value)
+    return arguments
+
+
+def _arguments(launch: Launch, model_path: Path) -> Iterator[_Argument]:
+    yield _Argument("--model", str(model_path))
+    if launch.ctx_size:
+        yield _Argument("--ctx-size", str(launch.ctx_size))
+    if launch.parallel is not None:
+        yield _Argument("--parallel", str(launch.parallel))
+    if launch.parallel is not None or launch.kv_unified is not None:
+        yield _Argument("--kv-unified" if launch.unified else "--no-kv-unified", omissible=launch.slots == 1)
+    yield _Argument("--cache-type-k", launch.cache_type_k)
+    yield _Argument("--cache-type-v", launch.cache_type_v)
+    yield _Argument("--flash-attn", launch.flash_attn)
+    yield _Argument("--batch-size", str(launch.batch_size))
+    yield _Argument("--ubatch-size", str(launch.ubatch_size))
+    yield _Argument("--cache-ram", str(launch.cache_ram), omissible=launch.cache_ram == 0)
+    yield _Argument("--ctx-checkpoints", str(launch.ctx_checkpoints), omissible=launch.ctx_checkpoints == 0)
+    if launch.swa_full:
+        yield _Argument("--swa-full")
+    if not launch.repack:
+        yield _Argument("--no-repack")
+    if launch.load_mode != "auto":
+        yield _Argument("--load-mode", launch.load_mode)
+    if launch.embeddings:
+        yield _Argument("--embeddings")
+    if launch.device is not None:
+        yield _Argument("--device", launch.device)

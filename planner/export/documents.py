@@ -1,0 +1,190 @@
+"""What the program knows as one JSON document: sizes are bytes and their names end in `_bytes`.
+
+Documents carry `schema_version`; within a version, names are added and never changed or taken away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from planner.export.command import shell_command
+from planner.fit import Recommendation
+from planner.hardware import Hardware
+from planner.launch import Launch
+from planner.measure import Measurement, Sample
+from planner.memory import Allocation, MemoryPlan
+from planner.model import Model
+from planner.model.gguf import LongArray
+from planner.model.hyperparameters import Hyperparameters
+from planner.reconcile.reconciliation import Reconciliation, Row
+
+SCHEMA_VERSION = 1
+
+Document = dict[str, Any]
+
+
+def model_document(model: Model) -> Document:
+    """A model in short."""
+    return {
+        "path": str(model.path),
+        "name": model.name,
+        "architecture": model.architecture,
+        "ghost": model.is_ghost,
+        "parameters": model.parameters,
+        "tensor_bytes": model.tensor_bytes,
+    }
+
+
+def inspect_document(model: Model) -> Document:
+    """Everything that the header says; long arrays as their length."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": model_document(model),
+        "gguf_version": model.header.version,
+        "hyperparameters": None if model.rules is None else _shape_document(model.hyperparameters),
+        "metadata": {
+            key: {"length": value.length} if isinstance(value, LongArray) else value
+            for key, value in model.metadata.items()
+        },
+        "tensors": [
+            {
+                "name": tensor.name,
+                "shape": list(tensor.shape),
+                "type": tensor.type.name,
+                "size_bytes": tensor.nbytes,
+            }
+            for tensor in model.tensors
+        ],
+    }
+
+
+def _shape_document(shape: Hyperparameters) -> Document:
+    return {**asdict(shape), "gqa_groups": shape.gqa_groups}
+
+
+def launch_document(launch: Launch) -> Document:
+    """A launch under the names of llama-server's options."""
+    return asdict(launch)
+
+
+def hardware_document(hardware: Hardware) -> Document:
+    """A machine."""
+    return {
+        "pools": [{**asdict(pool), "margin_bytes": pool.margin_bytes} for pool in hardware.pools],
+        "devices": [asdict(device) for device in hardware.devices],
+        "cpu": {
+            "model": hardware.cpu_model,
+            "architecture": hardware.cpu_architecture,
+            "cores": hardware.cpu_cores,
+            "features": sorted(hardware.cpu_features),
+        },
+        "warnings": list(hardware.warnings),
+    }
+
+
+def plan_document(model: Model, plan: MemoryPlan) -> Document:
+    """One prediction."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": model_document(model),
+        "hardware": hardware_document(plan.hardware),
+        **_plan_body(plan),
+    }
+
+
+def _plan_body(plan: MemoryPlan) -> Document:
+    return {
+        "launch": launch_document(plan.launch),
+        "context": None if plan.context is None else {**asdict(plan.context), "n_ctx_slot": plan.n_ctx_slot},
+        "verdict": plan.verdict.value,
+        "verdict_reason": plan.verdict_reason,
+        "reserved_bytes": plan.bytes(),
+        "resident_bytes": plan.resident_bytes(),
+        "growth_bytes": plan.growth_bytes(),
+        "headroom_bytes": {pool.name: plan.headroom_bytes(pool) for pool in plan.hardware.pools},
+        "devices": [
+            {
+                "name": device.name,
+                "pool": device.pool.name,
+                "verdict": device.verdict.value,
+                "reserved_bytes": device.total_bytes,
+                "allocations": [_allocation_document(allocation) for allocation in device.allocations],
+            }
+            for device in plan.devices
+        ],
+        "notes": list(plan.notes),
+    }
+
+
+def _allocation_document(allocation: Allocation) -> Document:
+    return {name: value for name, value in asdict(allocation).items() if name != "device"}
+
+
+def run_document(reconciliation: Reconciliation) -> Document:
+    """One measured run beside its prediction."""
+    measurement = reconciliation.measurement
+    return {
+        "predicted": _plan_body(reconciliation.plan),
+        "measured": _measurement_document(measurement),
+        "reconciliation": {
+            "reserved": [_row_document(row) for row in reconciliation.reserved],
+            "resident": _row_document(reconciliation.resident),
+            "learned_overhead_bytes": reconciliation.learned_overhead_bytes,
+        },
+        "command": shell_command(measurement.command),
+    }
+
+
+def _row_document(row: Row) -> Document:
+    return {**asdict(row), "delta_bytes": row.delta_bytes}
+
+
+def _measurement_document(measurement: Measurement) -> Document:
+    log = measurement.log
+    return {
+        "started_at": measurement.started_at,
+        "engine": {"version": measurement.engine_version, "build": measurement.engine_build},
+        "load_seconds": round(measurement.load_seconds, 3),
+        "buffers": [asdict(buffer) for buffer in log.buffers],
+        "context": dict(log.context),
+        "checkpoints_bytes": log.checkpoints_bytes,
+        "prompt_cache_bytes": log.prompt_cache_bytes,
+        "peak_bytes": measurement.peak_bytes,
+        "ready": _sample_document(measurement.ready),
+        "steady": _sample_document(measurement.steady),
+        "after": _sample_document(measurement.after),
+        "samples": [_sample_document(sample) for sample in measurement.samples],
+        "everyone": asdict(measurement.everyone),
+        "one": asdict(measurement.one),
+    }
+
+
+def _sample_document(sample: Sample) -> Document:
+    return {**asdict(sample), "seconds": round(sample.seconds, 3)}
+
+
+def measure_document(
+    model: Model,
+    hardware: Hardware,
+    runs: Sequence[Document],
+    skipped: Sequence[MemoryPlan],
+    recommendation: Recommendation | None,
+    command: str | None,
+) -> Document:
+    """The main job: every run, what did not fit, and the launch to use. `runs` are `run_document`s."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": model_document(model),
+        "hardware": hardware_document(hardware),
+        "runs": list(runs),
+        "not_run": [_plan_body(plan) for plan in skipped],
+        "recommendation": None
+        if recommendation is None
+        else {
+            "launch": launch_document(recommendation.launch),
+            "reason": recommendation.reason,
+            "command": command,
+        },
+    }

@@ -1,0 +1,85 @@
+"""Which of several launches to use, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.launch import CACHE_TYPES, Launch
+from planner.memory import MemoryPlan, Verdict
+from planner.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A launch that could be recommended, with what is known of it."""
+
+    launch: Launch
+    plan: MemoryPlan
+    resident_bytes: int
+    """In memory with every slot used: measured where it was, else predicted."""
+    generated_tokens_per_s: float | None = None
+    """Of all people together; None where it was not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """One launch and its reason in two sentences."""
+
+    launch: Launch
+    reason: str
+
+
+_ORDER = {Verdict.FITS: 0, Verdict.TIGHT: 1}
+
+
+def recommend(candidates: Sequence[Candidate]) -> Recommendation | None:
+    """The best quality that fits well; else the best that fits at all; None when nothing does.
+
+    Quality of a cache type is its precision: f16 loses nothing, q8_0 next to nothing, q4_0 is noticed.
+    """
+    usable = [candidate for candidate in candidates if candidate.plan.verdict in _ORDER]
+    if not usable:
+        return None
+    best = min(usable, key=lambda c: (_ORDER[c.plan.verdict], CACHE_TYPES.index(c.launch.cache_type_k)))
+    return Recommendation(launch=best.launch, reason=f"{_why(best, candidates)} {_price(best, candidates)}")
+
+
+def _why(best: Candidate, candidates: Sequence[Candidate]) -> str:
+    cache_type = best.launch.cache_type_k
+    passed_over = [
+        candidate.launch.cache_type_k
+        for candidate in candidates
+        if CACHE_TYPES.index(candidate.launch.cache_type_k) < CACHE_TYPES.index(cache_type)
+    ]
+    fits = "fits" if best.plan.verdict is Verdict.FITS else "just fits"
+    if not passed_over:
+        return f"A {cache_type} cache loses nothing and {fits}: {_lower_first(best.plan.verdict_reason)}"
+    worse = " and ".join(passed_over)
+    return f"{cache_type} is the most precise cache that {fits}, where {worse} would leave too little memory."
+
+
+def _price(best: Candidate, candidates: Sequence[Candidate]) -> str:
+    others = [candidate for candidate in candidates if candidate.launch != best.launch]
+    if not others:
+        return f"It holds {format_bytes(best.resident_bytes)} with everyone served."
+    smallest = min(others, key=lambda candidate: candidate.resident_bytes)
+    saved = best.resident_bytes - smallest.resident_bytes
+    name = smallest.launch.cache_type_k
+    if saved <= 0:
+        return f"No other type measured takes less than its {format_bytes(best.resident_bytes)}."
+    speed = _speed_change(best, smallest)
+    return f"{name} would save {format_bytes(saved)}{speed}, at the price of less exact answers."
+
+
+def _speed_change(best: Candidate, other: Candidate) -> str:
+    if not best.generated_tokens_per_s or other.generated_tokens_per_s is None:
+        return ""
+    percent = round(100 * (other.generated_tokens_per_s / best.generated_tokens_per_s - 1))
+    if abs(percent) < 5:
+        return " at the same speed"
+    return f" and generate {abs(percent)} % {'faster' if percent > 0 else 'slower'}"
+
+
+def _lower_first(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]

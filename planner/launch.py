@@ -1,0 +1,150 @@
+"""`Launch`: the settings of one llama-server run.
+
+One value makes the prediction, the arguments of the measured run and the exported command. Its fields are
+llama-server's long options with llama-server's defaults (`common/common.h`, build b11434).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from planner.errors import UsageError
+from planner.units import pad
+
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+CACHE_TYPES: tuple[CacheType, ...] = get_args(CacheType)
+"""What `--cache-type-k` and `--cache-type-v` accept."""
+
+FlashAttention = Literal["auto", "on", "off"]
+LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"]
+
+AUTO_SLOTS = 4
+"""Slots of a server whose `--parallel` was left out; its cache is then unified."""
+MAX_SEQUENCES = 256
+"""LLAMA_MAX_SEQ."""
+CONTEXT_MULTIPLE = 256
+"""llama.cpp rounds every context up to a multiple of this many tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """The settings of one llama-server run. Sizes are tokens unless a field says otherwise."""
+
+    ctx_size: int = 0
+    """Total tokens of all slots (`--ctx-size`); 0 takes the trained context."""
+    parallel: int | None = None
+    """Slots: people served at once (`--parallel`); None leaves it out (4 slots, one unified cache)."""
+    kv_unified: bool | None = None
+    """Whether all slots share one cache; None takes the server's own choice."""
+    cache_type_k: CacheType = "f16"
+    cache_type_v: CacheType = "f16"
+    flash_attn: FlashAttention = "auto"
+    batch_size: int = 2048
+    """Tokens handed to llama.cpp at once (`--batch-size`)."""
+    ubatch_size: int = 512
+    """Tokens computed at once (`--ubatch-size`): the width of the compute buffers."""
+    swa_full: bool = False
+    """Whether sliding-window layers keep the whole context."""
+    repack: bool = True
+    """Whether the CPU back end keeps a second, rearranged copy of the weights that it can compute faster."""
+    load_mode: LoadMode = "auto"
+    cache_ram: int = 8192
+    """MiB of host RAM that finished conversations may take (`--cache-ram`); -1 without limit, 0 off."""
+    ctx_checkpoints: int = 32
+    """Snapshots per slot of sliding-window layers (`--ctx-checkpoints`)."""
+    embeddings: bool = False
+    """Whether it serves embeddings: then every token of a batch is an output."""
+    device: str | None = None
+    """Devices to offload to (`--device`); `none` for the CPU alone, None for the server's own choice."""
+
+    def __post_init__(self) -> None:
+        for name, lowest in (
+            ("ctx_size", 0),
+            ("batch_size", 1),
+            ("ubatch_size", 1),
+            ("cache_ram", -1),
+            ("ctx_checkpoints", 0),
+        ):
+            if getattr(self, name) < lowest:
+                raise UsageError(f"{name} is {getattr(self, name)}, below the smallest possible {lowest}.")
+        if self.parallel is not None and self.parallel < 1:
+            raise UsageError(f"parallel is {self.parallel}; at least one person must be served.")
+        for cache_type in (self.cache_type_k, self.cache_type_v):
+            if cache_type not in CACHE_TYPES:
+                raise UsageError(
+                    f"{cache_type!r} is not a cache type.", f"llama-server knows {', '.join(CACHE_TYPES)}."
+                )
+
+    @classmethod
+    def for_users(
+        cls, users: int, ctx_per_user: int, *, unified: bool = False, cache_type: CacheType = "f16"
+    ) -> Launch:
+        """A launch that gives each of `users` people `ctx_per_user` tokens.
+
+        Divided (the default) each has them alone; unified all share `users * ctx_per_user`.
+        """
+        if users < 1:
+            raise UsageError(f"users is {users}; at least one person must be served.")
+        if ctx_per_user < 1:
+            raise UsageError(f"context is {ctx_per_user}; each person needs at least one token.")
+        return cls(
+            ctx_size=users * pad(ctx_per_user, CONTEXT_MULTIPLE),
+            parallel=users,
+            kv_unified=unified,
+            cache_type_k=cache_type,
+            cache_type_v=cache_type,
+        )
+
+    def with_cache_type(self, cache_type: CacheType) -> Launch:
+        """The same launch with this type for keys and values."""
+        return replace(self, cache_type_k=cache_type, cache_type_v=cache_type)
+
+    @property
+    def slots(self) -> int:
+        """Sequences the server keeps (`n_seq_max`)."""
+        return AUTO_SLOTS if self.parallel is None else self.parallel
+
+    @property
+    def unified(self) -> bool:
+        """Whether one cache serves all slots."""
+        return self.parallel is None if self.kv_unified is None else self.kv_unified
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedContext:
+    """The context as llama.cpp makes it from a launch (`src/llama-context.cpp`, constructor)."""
+
+    n_ctx: int
+    """Total tokens of all slots, after rounding."""
+    n_ctx_seq: int
+    """Tokens one slot can use: the cells of each stream's cache."""
+    n_stream: int
+    """Separate caches: one per slot, or one when unified."""
+    n_seq_max: int
+    n_batch: int
+    n_ubatch: int
+
+
+def resolve_context(launch: Launch, n_ctx_train: int) -> ResolvedContext:
+    """What llama-server makes of the launch's context for a model trained on `n_ctx_train` tokens.
+
+    `--ctx-size 0` with an explicit `--parallel` gives every slot the whole trained context, since `--fit` is
+    on by default (`common/fit.cpp`); with `--parallel` left out the four slots share it.
+    """
+    slots = launch.slots
+    asked = launch.ctx_size or n_ctx_train * (1 if launch.parallel is None else slots)
+    # Embeddings force n_batch = n_ubatch (`tools/server`); both are limited by the context before rounding.
+    batch = launch.ubatch_size if launch.embeddings else launch.batch_size
+    n_batch = min(asked, batch)
+    n_ctx = pad(asked, CONTEXT_MULTIPLE)
+    n_ctx_seq = n_ctx if launch.unified else pad(n_ctx // slots, CONTEXT_MULTIPLE)
+    n_stream = 1 if launch.unified else slots
+    return ResolvedContext(
+        n_ctx=n_ctx_seq * n_stream,
+        n_ctx_seq=n_ctx_seq,
+        n_stream=n_stream,
+        n_seq_max=slots,
+        n_batch=n_batch,
+        n_ubatch=min(n_batch, launch.ubatch_size),
+    )

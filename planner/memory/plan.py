@@ -1,0 +1,184 @@
+"""`MemoryPlan`: what a launch will hold, byte by byte, and whether that fits.
+
+A plan is a list of allocations. Every total and verdict is derived from them, never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from planner.hardware import Hardware, Pool
+from planner.launch import Launch, ResolvedContext
+from planner.units import format_bytes
+
+Component = Literal[
+    "weights", "kv", "state", "compute", "output", "projector", "draft", "overhead", "prompt_cache", "checkpoints"
+]
+"""What bytes are for; the words of the user interface, in its order."""
+
+Certainty = Literal["exact", "estimated", "learned"]
+
+
+class Verdict(StrEnum):
+    """Whether a launch fits a machine."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    TOO_BIG = "too_big"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+_WORST_FIRST = (Verdict.REFUSED, Verdict.TOO_BIG, Verdict.UNKNOWN, Verdict.TIGHT, Verdict.FITS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """Bytes that one component takes on one device."""
+
+    device: str
+    component: Component
+    buffer: str
+    """llama.cpp's own name for it in the log (`CPU_Mapped model`, `CPU KV`), or ours where it logs none."""
+    reserved_bytes: int
+    """What llama.cpp allocates at start."""
+    resident_bytes: int
+    """What of it is really in memory once every slot has worked."""
+    growth_bytes: int = 0
+    """What it may take in addition over the following days."""
+    certainty: Certainty
+    low_bytes: int | None = None
+    """Lowest likely value of `reserved_bytes`, where it is estimated."""
+    high_bytes: int | None = None
+    reason: str
+    """The formula with its values, for a person to check by hand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePlan:
+    """The allocations of one device and its verdict."""
+
+    name: str
+    pool: Pool
+    allocations: tuple[Allocation, ...]
+    verdict: Verdict
+
+    @property
+    def components(self) -> dict[Component, int]:
+        """Reserved bytes per component."""
+        totals: dict[Component, int] = {}
+        for allocation in self.allocations:
+            totals[allocation.component] = totals.get(allocation.component, 0) + allocation.reserved_bytes
+        return totals
+
+    @property
+    def total_bytes(self) -> int:
+        """Reserved bytes of all components."""
+        return sum(allocation.reserved_bytes for allocation in self.allocations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """What one launch of one model will hold on one machine."""
+
+    launch: Launch
+    hardware: Hardware
+    context: ResolvedContext | None
+    """The context as llama.cpp rounds and divides it; None when the launch is refused before that."""
+    n_ctx_slot: int = 0
+    """Tokens one person can use: a slot's cells, but never more than the model was trained on."""
+    allocations: tuple[Allocation, ...]
+    refusal: str = ""
+    """Why llama.cpp would not start this launch, and the way out; empty when it would."""
+    missing: str = ""
+    """What is not known, so that no verdict can be given; empty when all is."""
+    notes: tuple[str, ...] = ()
+    """What a person should know beside the figures."""
+
+    def bytes(self, *, component: Component | None = None, device: str | None = None) -> int:
+        """Reserved bytes, of one component or device or of all."""
+        return sum(allocation.reserved_bytes for allocation in self._selected(component, device))
+
+    def resident_bytes(self, *, component: Component | None = None, device: str | None = None) -> int:
+        """Bytes in memory once every slot has worked, of one component or device or of all."""
+        return sum(allocation.resident_bytes for allocation in self._selected(component, device))
+
+    def growth_bytes(self, *, component: Component | None = None, device: str | None = None) -> int:
+        """Bytes that may come on top over the following days, of one component or device or of all."""
+        return sum(allocation.growth_bytes for allocation in self._selected(component, device))
+
+    def _selected(self, component: Component | None, device: str | None) -> Iterable[Allocation]:
+        return (
+            allocation
+            for allocation in self.allocations
+            if component in (None, allocation.component) and device in (None, allocation.device)
+        )
+
+    @property
+    def devices(self) -> tuple[DevicePlan, ...]:
+        """The devices that hold anything, in the order of the machine."""
+        return tuple(
+            DevicePlan(
+                name=device.name,
+                pool=self.hardware.pool_named(device.pool),
+                allocations=tuple(self._selected(None, device.name)),
+                verdict=self._pool_verdict(self.hardware.pool_named(device.pool)),
+            )
+            for device in self.hardware.devices
+            if any(self._selected(None, device.name))
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict of all pools; `refused` and `unknown` come before any arithmetic."""
+        if self.refusal:
+            return Verdict.REFUSED
+        verdicts = {self._pool_verdict(pool) for pool in self.hardware.pools}
+        if self.missing:
+            verdicts.add(Verdict.UNKNOWN)
+        return next(verdict for verdict in _WORST_FIRST if verdict in verdicts)
+
+    @property
+    def verdict_reason(self) -> str:
+        """The verdict in one sentence, with its figures."""
+        if self.refusal:
+            return self.refusal
+        pool = min(self.hardware.pools, key=lambda pool: self.headroom_bytes(pool) or 0)
+        headroom = self.headroom_bytes(pool)
+        if headroom is None:
+            return f"How much {pool.name} memory is usable is not known ({pool.source})."
+        if headroom < 0:
+            return f"{format_bytes(-headroom)} more {pool.name} memory is needed than is usable now."
+        if self.missing:
+            return self.missing
+        left = f"{format_bytes(headroom)} of {pool.name} memory stay free"
+        grown = headroom - self.growth_bytes()
+        if headroom < pool.margin_bytes:
+            return f"Only {left}, less than the {format_bytes(pool.margin_bytes)} that keep a machine well."
+        if grown < 0:
+            return f"{left} at first, but {format_bytes(self.growth_bytes())} may come on top later."
+        return f"{left}, and {format_bytes(grown)} after growth."
+
+    def needed_bytes(self, pool: Pool) -> int:
+        """What the launch takes from this pool at the start."""
+        names = {device.name for device in self.hardware.devices if device.pool == pool.name}
+        return sum(allocation.reserved_bytes for allocation in self.allocations if allocation.device in names)
+
+    def headroom_bytes(self, pool: Pool) -> int | None:
+        """What of the pool's usable memory stays free; negative when it does not fit."""
+        return None if pool.usable_bytes is None else pool.usable_bytes - self.needed_bytes(pool)
+
+    def _pool_verdict(self, pool: Pool) -> Verdict:
+        headroom = self.headroom_bytes(pool)
+        if headroom is None:
+            return Verdict.UNKNOWN
+        if headroom < 0:
+            return Verdict.TOO_BIG
+        names = {device.name for device in self.hardware.devices if device.pool == pool.name}
+        growth = sum(self.growth_bytes(device=name) for name in names)
+        if headroom < max(pool.margin_bytes, growth):
+            return Verdict.TIGHT
+        return Verdict.FITS

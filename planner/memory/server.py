@@ -1,0 +1,135 @@
+"""What llama-server holds beside llama.cpp's buffers: itself, and what grows while people talk to it.
+
+Source: `tools/server/server-context.cpp` (prompt cache, checkpoints), `src/llama-context.cpp`
+(`llama_state_seq_get_size_ext`), and measurements (overhead).
+"""
+
+from __future__ import annotations
+
+from planner.hardware import CPU_DEVICE
+from planner.launch import Launch, ResolvedContext
+from planner.memory.kv import KvCache
+from planner.memory.plan import Allocation
+from planner.model.hyperparameters import Hyperparameters
+from planner.units import MIB, format_bytes, format_mib
+
+CHECKPOINT_MARGIN_TOKENS = 4
+"""A checkpoint is taken this many tokens before the end of a prompt, and another one ubatch earlier."""
+SAMPLER_BYTES_PER_TOKEN = 12
+"""llama_token_data: what each slot's sampler holds for every token of the vocabulary."""
+
+OVERHEAD_BASE_BYTES = 29 * MIB
+OVERHEAD_BYTES_PER_TOKEN = 149
+"""Process, libraries and vocabulary, fitted to what two servers held without any buffer: 66 MiB with a
+vocabulary of 262,144 tokens, 36 MiB with 49,152. The first measurement replaces it."""
+
+
+def plan_overhead(shape: Hyperparameters, context: ResolvedContext, learned_bytes: int | None) -> list[Allocation]:
+    """The process itself, learned or estimated, and its samplers."""
+    estimate = OVERHEAD_BASE_BYTES + OVERHEAD_BYTES_PER_TOKEN * shape.n_vocab
+    size = estimate if learned_bytes is None else learned_bytes
+    samplers = context.n_seq_max * shape.n_vocab * SAMPLER_BYTES_PER_TOKEN
+    return [
+        Allocation(
+            device=CPU_DEVICE,
+            component="overhead",
+            buffer="process",
+            reserved_bytes=size,
+            resident_bytes=size,
+            certainty="estimated" if learned_bytes is None else "learned",
+            low_bytes=size // 2 if learned_bytes is None else None,
+            high_bytes=size * 2 if learned_bytes is None else None,
+            reason=(
+                f"program, libraries and a vocabulary of {shape.n_vocab:,} tokens, until it is measured here"
+                if learned_bytes is None
+                else "what an earlier run of this model and engine held beside its buffers"
+            ),
+        ),
+        Allocation(
+            device=CPU_DEVICE,
+            component="overhead",
+            buffer="samplers",
+            reserved_bytes=samplers,
+            resident_bytes=samplers,
+            certainty="estimated",
+            low_bytes=0,
+            high_bytes=2 * samplers,
+            reason=f"{context.n_seq_max} slots x {shape.n_vocab:,} tokens x {SAMPLER_BYTES_PER_TOKEN} bytes",
+        ),
+    ]
+
+
+def checkpoint_bytes(caches: tuple[KvCache, ...], context: ResolvedContext, n_swa: int, tokens: int) -> int:
+    """Bytes of one checkpoint of a slot that holds `tokens`: the window's cells of the windowed cache."""
+    size = 8
+    for cache in caches:
+        if not cache.windowed:
+            continue
+        cells = min(tokens, n_swa)
+        size += 4 * context.n_stream + 4 + cells * 12 + 16
+        size += 2 * len(cache.layers) * 12 + cells * (cache.k_row_bytes + cache.v_row_bytes)
+    return size
+
+
+def plan_growth(
+    shape: Hyperparameters,
+    launch: Launch,
+    context: ResolvedContext,
+    caches: tuple[KvCache, ...],
+    prompt_tokens: int | None,
+) -> list[Allocation]:
+    """Checkpoints of sliding-window slots, and the prompt cache of finished conversations."""
+    allocations = []
+    if shape.n_swa and not launch.swa_full and launch.ctx_checkpoints:
+        allocations.append(_checkpoints(shape, launch, context, caches, prompt_tokens))
+    if launch.cache_ram:
+        allocations.append(_prompt_cache(launch))
+    return allocations
+
+
+def _checkpoints(
+    shape: Hyperparameters,
+    launch: Launch,
+    context: ResolvedContext,
+    caches: tuple[KvCache, ...],
+    prompt_tokens: int | None,
+) -> Allocation:
+    largest = checkpoint_bytes(caches, context, shape.n_swa, shape.n_swa)
+    after_first = 0
+    if prompt_tokens is not None:
+        last = prompt_tokens - CHECKPOINT_MARGIN_TOKENS
+        ends = [end for end in (last - context.n_ubatch, last) if end > 0][-launch.ctx_checkpoints :]
+        after_first = context.n_seq_max * sum(checkpoint_bytes(caches, context, shape.n_swa, end) for end in ends)
+    limit = context.n_seq_max * launch.ctx_checkpoints * largest
+    return Allocation(
+        device=CPU_DEVICE,
+        component="checkpoints",
+        buffer="checkpoints",
+        reserved_bytes=0,
+        resident_bytes=after_first,
+        growth_bytes=limit - after_first,
+        certainty="exact",
+        reason=(
+            f"up to {launch.ctx_checkpoints} per slot of {format_mib(largest)} MiB: "
+            f"the {shape.n_swa} tokens of the window (--ctx-checkpoints)"
+        ),
+    )
+
+
+def _prompt_cache(launch: Launch) -> Allocation:
+    unlimited = launch.cache_ram < 0
+    limit = 0 if unlimited else launch.cache_ram * MIB
+    return Allocation(
+        device=CPU_DEVICE,
+        component="prompt_cache",
+        buffer="prompt cache",
+        reserved_bytes=0,
+        resident_bytes=0,
+        growth_bytes=limit,
+        certainty="exact",
+        reason=(
+            "grows without limit (--cache-ram -1)"
+            if unlimited
+            else f"finished conversations are kept up to {format_bytes(limit)} (--cache-ram {launch.cache_ram})"
+        ),
+    )

@@ -1,0 +1,154 @@
+"""The main job: several launches of one model, each predicted, measured, reconciled and kept.
+
+Shared by the command line and the app, so that both do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from planner.engine.find import Engine
+from planner.errors import DoesNotFitError, ModelError
+from planner.export.command import shell_command
+from planner.export.documents import run_document
+from planner.fit import Candidate, Recommendation, bound_growth, recommend
+from planner.hardware import Hardware
+from planner.launch import CacheType, Launch, resolve_context
+from planner.measure import Progress, measure
+from planner.measure.run import READY_TIMEOUT_S
+from planner.measure.users import workload_for
+from planner.memory import MemoryPlan, Verdict, predict
+from planner.model import Model
+from planner.reconcile.reconciliation import Reconciliation, reconcile
+from planner.reconcile.record import Record
+
+DEFAULT_USERS = 2
+DEFAULT_CONTEXT = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """What came of it."""
+
+    runs: tuple[Reconciliation, ...]
+    not_run: tuple[MemoryPlan, ...]
+    """Launches that were predicted not to fit, so that nothing was started."""
+    recommendation: Recommendation | None
+
+    @property
+    def recommended_command(self) -> str | None:
+        """The measured command of the recommended launch, quoted for a shell."""
+        if self.recommendation is None:
+            return None
+        run = next(run for run in self.runs if run.measurement.launch == self.recommendation.launch)
+        return shell_command(run.measurement.command)
+
+
+def launches_for(
+    model: Model,
+    hardware: Hardware,
+    engine: Engine,
+    *,
+    users: int,
+    ctx_per_user: int,
+    unified: bool = False,
+    cache_types: Sequence[CacheType],
+) -> tuple[Launch, ...]:
+    """One launch per cache type, alike in everything else: growth bounded by what the largest leaves free.
+
+    An engine with accelerators is told to leave them alone, since this version plans for the processor only.
+    """
+    if model.rules is None:
+        raise ModelError(
+            f"{model.path} has the architecture {model.architecture!r}, which this version cannot predict.",
+            "`planner inspect` shows what its header says.",
+        )
+    base = Launch.for_users(users, ctx_per_user, unified=unified, cache_type=cache_types[0])
+    base = bound_growth(model, base, hardware)
+    if engine.devices:
+        base = replace(base, device="none")
+    return tuple(base.with_cache_type(cache_type) for cache_type in cache_types)
+
+
+def check_fits(plans: Sequence[MemoryPlan]) -> None:
+    """Raise DoesNotFitError when not one of these launches can be started."""
+    if any(plan.verdict in (Verdict.FITS, Verdict.TIGHT) for plan in plans):
+        return
+    least = min(plans, key=lambda plan: plan.bytes())
+    raise DoesNotFitError(
+        f"Nothing was started, since no launch fits: {least.verdict_reason}",
+        "Ask for less context or fewer people, take a smaller model, or override with --force."
+        if least.verdict is Verdict.TOO_BIG
+        else "",
+    )
+
+
+def run_campaign(
+    model: Model,
+    launches: Sequence[Launch],
+    engine: Engine,
+    record: Record | None,
+    *,
+    force: bool = False,
+    on_progress: Callable[[int, Progress], None] = lambda _index, _progress: None,
+    on_run: Callable[[Reconciliation], None] = lambda _run: None,
+    cancelled: Callable[[], bool] = lambda: False,
+    ready_timeout_s: float = READY_TIMEOUT_S,
+    detect: Callable[[], Hardware] = Hardware.detect,
+) -> Campaign:
+    """Measure every launch that fits, one after the other, and recommend one of them.
+
+    Memory is looked at anew before each. Raises DoesNotFitError before anything is started when none fits,
+    and whatever a measurement raises; runs that had ended by then are in the record.
+    """
+    if not force:
+        check_fits([_plan(model, launch, detect(), engine, record) for launch in launches])
+    runs: list[Reconciliation] = []
+    not_run: list[MemoryPlan] = []
+    for index, launch in enumerate(launches):
+        plan = _plan(model, launch, detect(), engine, record)
+        if plan.verdict not in (Verdict.FITS, Verdict.TIGHT) and not force:
+            not_run.append(plan)
+            continue
+
+        def report(progress: Progress, index: int = index) -> None:
+            on_progress(index, progress)
+
+        measurement = measure(
+            model,
+            launch,
+            engine,
+            on_progress=report,
+            cancelled=cancelled,
+            ready_timeout_s=ready_timeout_s,
+        )
+        run = reconcile(plan, measurement)
+        if record is not None:
+            record.append(model, run, run_document(run))
+        runs.append(run)
+        on_run(run)
+    return Campaign(
+        runs=tuple(runs),
+        not_run=tuple(not_run),
+        recommendation=recommend([_candidate(run) for run in runs]),
+    )
+
+
+def _plan(model: Model, launch: Launch, hardware: Hardware, engine: Engine, record: Record | None) -> MemoryPlan:
+    overhead = None if record is None else record.learned_overhead(model, engine.build)
+    prompt_tokens = None
+    if model.rules is not None:
+        context = resolve_context(launch, model.hyperparameters.n_ctx_train)
+        prompt_tokens = workload_for(context).prompt_tokens
+    return predict(model, launch, hardware, overhead_bytes=overhead, prompt_tokens=prompt_tokens)
+
+
+def _candidate(run: Reconciliation) -> Candidate:
+    measured = run.measurement.steady.resident_bytes
+    return Candidate(
+        launch=run.measurement.launch,
+        plan=run.plan,
+        resident_bytes=run.plan.resident_bytes() if measured is None else measured,
+        generated_tokens_per_s=run.measurement.everyone.generated_tokens_per_s,
+    )

@@ -1,0 +1,153 @@
+"""Prediction against measurement: per component what differs, and why.
+
+Reserved and resident are compared apart. llama.cpp's log says what it reserved, per component; the system
+says what the process holds, as one sum. Errors must not cancel, so no total stands for its parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.engine.log import ROUNDING_BYTES, BufferKind, EngineLog
+from planner.measure.measurement import Measurement
+from planner.memory import Allocation, Component, MemoryPlan
+from planner.units import MIB, format_bytes
+
+UNEXPLAINED = "unexplained"
+RESIDENT_TOLERANCE = 0.02
+"""A resident total this close (as a fraction) needs no cause: heaps are never the same twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the comparison."""
+
+    component: str
+    """`weights (CPU_Mapped)`, `kv`, ..., `resident`."""
+    predicted_bytes: int
+    measured_bytes: int | None
+    """What llama.cpp reserved or the process held; None when neither said."""
+    cause: str
+    """Why they differ; empty when they agree, `unexplained` when we do not know."""
+
+    @property
+    def delta_bytes(self) -> int | None:
+        """Measured less predicted."""
+        return None if self.measured_bytes is None else self.measured_bytes - self.predicted_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconciliation:
+    """One run held against its prediction, which was made before it."""
+
+    plan: MemoryPlan
+    measurement: Measurement
+    reserved: tuple[Row, ...]
+    resident: Row
+    learned_overhead_bytes: int | None
+    """What the process held beside everything that the plan names; None where it could not be read."""
+
+
+def reconcile(plan: MemoryPlan, measurement: Measurement) -> Reconciliation:
+    """Hold a run against its prediction."""
+    learned = _learned_overhead(plan, measurement)
+    return Reconciliation(
+        plan=plan,
+        measurement=measurement,
+        reserved=tuple(_reserved_rows(plan, measurement.log)),
+        resident=_resident_row(plan, measurement, learned),
+        learned_overhead_bytes=learned,
+    )
+
+
+def _reserved_rows(plan: MemoryPlan, log: EngineLog) -> list[Row]:
+    rows = [_weights_row(plan, log, buffer) for buffer in _weight_buffers(plan, log)]
+    kinds: tuple[tuple[Component, BufferKind], ...] = (("kv", "kv"), ("compute", "compute"), ("output", "output"))
+    for component, kind in kinds:
+        allocations = [a for a in plan.allocations if a.component == component]
+        predicted = sum(a.reserved_bytes for a in allocations)
+        reserved = log.buffer_bytes(kind)
+        rows.append(
+            Row(
+                component=component,
+                predicted_bytes=predicted,
+                measured_bytes=reserved,
+                cause=_cause(allocations, predicted, reserved, len(log.cells) if component == "kv" else 1),
+            )
+        )
+    return rows
+
+
+def _weight_buffers(plan: MemoryPlan, log: EngineLog) -> list[str]:
+    predicted = [a.buffer for a in plan.allocations if a.component == "weights"]
+    logged = [b.device for b in log.buffers if b.kind == "model"]
+    return list(dict.fromkeys([*predicted, *logged]))
+
+
+def _weights_row(plan: MemoryPlan, log: EngineLog, buffer: str) -> Row:
+    allocations = [a for a in plan.allocations if a.component == "weights" and a.buffer == buffer]
+    predicted = sum(a.reserved_bytes for a in allocations)
+    # A log that names some model buffers and not this one says that this one is empty.
+    reserved = log.buffer_bytes("model", buffer)
+    if reserved is None and log.buffer_bytes("model") is not None:
+        reserved = 0
+    cause = _cause(allocations, predicted, reserved, 1)
+    if cause == UNEXPLAINED and buffer == "CPU_REPACK":
+        built_for = ", ".join(sorted(f for f in log.cpu_features if f.startswith(("AVX", "NEON", "DOTPROD"))))
+        cause = f"this engine rearranges other types than this processor could: it is built for {built_for}"
+    return Row(component=f"weights ({buffer})", predicted_bytes=predicted, measured_bytes=reserved, cause=cause)
+
+
+def _cause(allocations: list[Allocation], predicted: int, reserved: int | None, figures: int) -> str:
+    if reserved is None:
+        return "this engine's log does not say"
+    # Each printed figure is rounded to 0.01 MiB.
+    if abs(reserved - predicted) <= max(1, figures) * (ROUNDING_BYTES + 1):
+        return ""
+    low = sum(a.reserved_bytes if a.low_bytes is None else a.low_bytes for a in allocations)
+    high = sum(a.reserved_bytes if a.high_bytes is None else a.high_bytes for a in allocations)
+    if allocations and low <= reserved <= high and low < high:
+        return f"within the range of the estimate ({format_bytes(low)} to {format_bytes(high)})"
+    return UNEXPLAINED
+
+
+def _resident_row(plan: MemoryPlan, measurement: Measurement, learned: int | None) -> Row:
+    predicted = plan.resident_bytes()
+    measured = measurement.steady.resident_bytes
+    return Row(
+        component="resident",
+        predicted_bytes=predicted,
+        measured_bytes=measured,
+        cause=_resident_cause(plan, predicted, measured, learned),
+    )
+
+
+def _resident_cause(plan: MemoryPlan, predicted: int, measured: int | None, learned: int | None) -> str:
+    if measured is None or learned is None:
+        return "this system does not say what a process holds"
+    if abs(measured - predicted) <= RESIDENT_TOLERANCE * measured:
+        return ""
+    process = _process(plan)
+    if process is not None and process.certainty == "estimated":
+        # The one figure that was guessed; whether the rest is right shows in the next run.
+        return (
+            f"program and vocabulary hold {learned / MIB:.1f} MiB, not the estimated {_mib(process)}: learned now"
+        )
+    return UNEXPLAINED
+
+
+def _mib(allocation: Allocation) -> str:
+    return f"{allocation.resident_bytes / MIB:.1f}"
+
+
+def _process(plan: MemoryPlan) -> Allocation | None:
+    return next((a for a in plan.allocations if a.buffer == "process"), None)
+
+
+def _learned_overhead(plan: MemoryPlan, measurement: Measurement) -> int | None:
+    """The process's share of the resident memory, with every buffer as llama.cpp reserved it."""
+    measured = measurement.steady.resident_bytes
+    process = _process(plan)
+    if measured is None or process is None:
+        return None
+    return max(0, measured - (plan.resident_bytes() - process.resident_bytes))

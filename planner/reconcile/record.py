@@ -1,0 +1,111 @@
+"""The record: every measurement, kept on disk, and what was learned from them.
+
+One JSON document per line, only ever appended to, so that a cut-off line costs itself and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import PlannerError
+from planner.model import Model
+
+if TYPE_CHECKING:
+    from planner.reconcile.reconciliation import Reconciliation
+
+SCHEMA_VERSION = 1
+DATA_VARIABLE = "PLANNER_DATA_DIR"
+"""Environment variable that names the folder of the record."""
+
+
+def default_folder() -> Path:
+    """The folder of the record: the platform's place for a program's data."""
+    named = os.environ.get(DATA_VARIABLE)
+    if named:
+        return Path(named)
+    import platformdirs  # at the moment of use: a prediction starts faster without
+
+    return Path(platformdirs.user_data_dir("planner", appauthor=False))
+
+
+def fingerprint(model: Model) -> str:
+    """What a learned value is kept under: the model's tensors and architecture, wherever the file lies."""
+    digest = hashlib.sha256(model.architecture.encode())
+    for tensor in model.tensors:
+        digest.update(f"{tensor.name}{tensor.shape}{tensor.type.name}".encode())
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The measurements of this machine."""
+
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        """The file that they are appended to."""
+        return self.folder / "measurements.jsonl"
+
+    def append(self, model: Model, reconciliation: Reconciliation, document: dict[str, Any]) -> None:
+        """Keep one run: `document` is its whole report. On disk when this returns."""
+        entry = {
+            "schema_version": SCHEMA_VERSION,
+            "model": fingerprint(model),
+            "engine": reconciliation.measurement.engine_build,
+            "overhead_bytes": reconciliation.learned_overhead_bytes,
+            "run": document,
+        }
+        line = json.dumps(entry, separators=(",", ":")) + "\n"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab+") as file:
+                # A line that a killed program left unfinished must not swallow the next one.
+                if file.tell() and not _ends_with_newline(file.name):
+                    line = "\n" + line
+                file.write(line.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise PlannerError(
+                f"The measurement could not be kept in {self.path}: {error.strerror}.",
+                f"Name another folder with {DATA_VARIABLE}.",
+            ) from None
+
+    def learned_overhead(self, model: Model, engine_build: str | None) -> int | None:
+        """What the latest run of this model held beside its buffers, in bytes; None before the first.
+
+        `engine_build` None takes the latest run with any engine.
+        """
+        key = fingerprint(model)
+        latest: int | None = None
+        for entry in self._entries():
+            if entry.get("model") == key and engine_build in (None, entry.get("engine")):
+                overhead = entry.get("overhead_bytes")
+                latest = overhead if isinstance(overhead, int) else latest
+        return latest
+
+    def _entries(self) -> Iterator[dict[str, Any]]:
+        try:
+            lines = self.path.read_bytes().splitlines()
+        except OSError:
+            return
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue  # cut off by a kill
+            if isinstance(entry, dict) and entry.get("schema_version") == SCHEMA_VERSION:
+                yield entry
+
+
+def _ends_with_newline(path: str) -> bool:
+    with open(path, "rb") as file:  # noqa: PTH123 - the name of an open file
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
