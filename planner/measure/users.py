@@ -21,7 +21,7 @@ ANSWER_TIMEOUT_S = 3600.0
 _WORDS = (
     "water light stone river garden winter morning letter music window paper table bread silver "
     "forest evening market bridge island engine kitchen summer painter shadow harbour mountain story village"
-).split()  # noqa: SIM905 - thirty quoted words are no easier to read
+).split()
 
 
 @dataclass(frozen=True, slots=True)
