@@ -143,7 +143,7 @@ def _run(arguments: list[str]) -> int:
         return _say(str(error), EXIT_FAILED)
     except BrokenPipeError:
         # Whoever read us has had enough (`| head`): not a failure, and nothing more can be said there.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return 0
     return result if isinstance(result, int) else 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,7 +72,7 @@ def plan(
     command that you already run can be pasted behind `planner plan`. Without either: one person, the trained
     context.
     """
-    server_words = {"ctx_size": ctx_size, "parallel": parallel, "kv_unified": kv_unified}
+    server_words: dict[str, object] = {"ctx_size": ctx_size, "parallel": parallel, "kv_unified": kv_unified}
     launch = _launch(context, users, server_words)
     launch = replace(launch, cache_type_k=cache_type or cache_type_k, cache_type_v=cache_type or cache_type_v)
     launch = replace(launch, **settings)  # type: ignore[arg-type]
@@ -84,6 +83,8 @@ def plan(
     overhead = _learned_overhead(opened)
     prediction = predict(opened, launch, hardware, overhead_bytes=overhead)
     if as_json:
+        import json
+
         from planner.export.documents import plan_document
 
         click.echo(json.dumps(plan_document(opened, prediction), indent=2))

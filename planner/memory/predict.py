@@ -30,7 +30,7 @@ def predict(
     Always answers with a plan: a launch that llama.cpp would refuse and a model that is not understood are
     verdicts. Arguments that make no sense raised already, in `Launch`.
     """
-    weights = tuple(plan_weights(model, launch, hardware))
+    weights = plan_weights(model, launch, hardware)
     if model.rules is None:
         return MemoryPlan(
             launch=launch,

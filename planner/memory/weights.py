@@ -5,7 +5,9 @@ Source: `src/llama-model-loader.cpp` (`create_tensor`, mmap spans), `ggml/src/gg
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from planner.hardware import CPU_DEVICE, Hardware
 from planner.launch import Launch
@@ -41,25 +43,54 @@ _ARM_REPACK = {
 """Type: the instruction set it needs, and what the number of rows must be a multiple of."""
 
 
-def plan_weights(model: Model, launch: Launch, hardware: Hardware) -> list[Allocation]:
+def plan_weights(model: Model, launch: Launch, hardware: Hardware) -> tuple[Allocation, ...]:
     """The buffers of the weights: the mapped or copied file, and the rearranged copy (CPU_REPACK)."""
-    if not model.tensors:
-        return []
-    repacked = {tensor.name for tensor in model.tensors if is_repacked(tensor, launch, hardware)}
-    plain = [tensor for tensor in model.tensors if tensor.name not in repacked]
-    allocations = [_plain_buffer(plain, launch)] if plain else []
-    copies = [tensor for tensor in model.tensors if tensor.name in repacked]
+    processor = Processor(hardware.cpu_architecture, hardware.cpu_features) if launch.repack else None
+    return _buffers(model, launch.load_mode in MAPPED_LOAD_MODES, processor)
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """What decides which weights the CPU back end rearranges."""
+
+    architecture: str
+    features: frozenset[str]
+
+    @property
+    def is_x86(self) -> bool:
+        """Whether the x86 rules apply, which were checked against llama.cpp; the ARM ones were only read."""
+        return self.architecture in ("x86_64", "AMD64")
+
+    def rearranges(self, tensor: TensorInfo) -> bool:
+        """Whether the tensor's type and rows suit this processor (`ggml_repack_get_optimal_repack_type`)."""
+        rule = (_X86_REPACK if self.is_x86 else _ARM_REPACK).get(tensor.type.name)
+        if rule is None or len(tensor.shape) < 2:
+            return False
+        feature, multiple = rule
+        return feature in self.features and tensor.shape[1] % multiple == 0
+
+
+# A prediction asks this for every launch, and the answer changes with none of its usual settings.
+@lru_cache(maxsize=64)
+def _buffers(model: Model, mapped: bool, processor: Processor | None) -> tuple[Allocation, ...]:
+    plain: list[TensorInfo] = []
+    copies: list[TensorInfo] = []
+    for tensor in model.tensors:
+        rearranged = processor is not None and _is_repacked(tensor, processor)
+        (copies if rearranged else plain).append(tensor)
     tied = tied_output(model)
-    if tied is not None and _repackable(tied, launch, hardware):
+    if tied is not None and processor is not None and processor.rearranges(tied):
         copies.append(tied)
-    if copies:
-        allocations.append(_repack_buffer(copies, hardware))
-    return allocations
+    buffers = []
+    if plain:
+        buffers.append(_mapped_buffer(plain) if mapped else _copied_buffer(plain))
+    if copies and processor is not None:
+        buffers.append(_repack_buffer(copies, processor))
+    return tuple(buffers)
 
 
-def is_repacked(tensor: TensorInfo, launch: Launch, hardware: Hardware) -> bool:
-    """Whether the CPU back end keeps this tensor rearranged instead of as it is in the file."""
-    return not tensor.name.startswith(_INPUT_TABLES) and _repackable(tensor, launch, hardware)
+def _is_repacked(tensor: TensorInfo, processor: Processor) -> bool:
+    return not tensor.name.startswith(_INPUT_TABLES) and processor.rearranges(tensor)
 
 
 def tied_output(model: Model) -> TensorInfo | None:
@@ -68,29 +99,32 @@ def tied_output(model: Model) -> TensorInfo | None:
     return None if "output.weight" in by_name else by_name.get("token_embd.weight")
 
 
-def _repackable(tensor: TensorInfo, launch: Launch, hardware: Hardware) -> bool:
-    rules = _X86_REPACK if hardware.cpu_architecture in ("x86_64", "AMD64") else _ARM_REPACK
-    rule = rules.get(tensor.type.name)
-    if not launch.repack or rule is None or len(tensor.shape) < 2:
-        return False
-    feature, multiple = rule
-    return feature in hardware.cpu_features and tensor.shape[1] % multiple == 0
+def _mapped_buffer(tensors: Sequence[TensorInfo]) -> Allocation:
+    first = min(tensor.offset for tensor in tensors)
+    last = max(tensor.offset + tensor.nbytes for tensor in tensors)
+    return _weights(
+        "CPU_Mapped",
+        last - first,
+        f"the file from its first to its last tensor of this kind, mapped: {last:,} - {first:,} bytes "
+        "(page cache: the system can drop it)",
+    )
 
 
-def _plain_buffer(tensors: Iterable[TensorInfo], launch: Launch) -> Allocation:
-    if launch.load_mode in MAPPED_LOAD_MODES:
-        first = min(tensor.offset for tensor in tensors)
-        last = max(tensor.offset + tensor.nbytes for tensor in tensors)
-        size = last - first
-        buffer = "CPU_Mapped"
-        reason = (
-            f"the file from its first to its last tensor of this kind, mapped: {last:,} - {first:,} bytes "
-            "(page cache: the system can drop it)"
-        )
-    else:
-        size = sum(pad(tensor.nbytes, BUFFER_ALIGNMENT) for tensor in tensors)
-        buffer = "CPU"
-        reason = f"every tensor copied, each padded to {BUFFER_ALIGNMENT} bytes"
+def _copied_buffer(tensors: Sequence[TensorInfo]) -> Allocation:
+    size = sum(pad(tensor.nbytes, BUFFER_ALIGNMENT) for tensor in tensors)
+    return _weights("CPU", size, f"every tensor copied, each padded to {BUFFER_ALIGNMENT} bytes")
+
+
+def _repack_buffer(tensors: Sequence[TensorInfo], processor: Processor) -> Allocation:
+    size = sum(pad(tensor.nbytes, BUFFER_ALIGNMENT) for tensor in tensors)
+    types = ", ".join(sorted({tensor.type.name for tensor in tensors}))
+    buffer = _weights(
+        "CPU_REPACK", size, f"{format_mib(size)} MiB of {types} weights copied and rearranged for this processor"
+    )
+    return buffer if processor.is_x86 else replace(buffer, certainty="estimated", low_bytes=0, high_bytes=size)
+
+
+def _weights(buffer: str, size: int, reason: str) -> Allocation:
     return Allocation(
         device=CPU_DEVICE,
         component="weights",
@@ -99,22 +133,4 @@ def _plain_buffer(tensors: Iterable[TensorInfo], launch: Launch) -> Allocation:
         resident_bytes=size,
         certainty="exact",
         reason=reason,
-    )
-
-
-def _repack_buffer(tensors: Iterable[TensorInfo], hardware: Hardware) -> Allocation:
-    size = sum(pad(tensor.nbytes, BUFFER_ALIGNMENT) for tensor in tensors)
-    types = sorted({tensor.type.name for tensor in tensors})
-    x86 = hardware.cpu_architecture in ("x86_64", "AMD64")
-    return Allocation(
-        device=CPU_DEVICE,
-        component="weights",
-        buffer="CPU_REPACK",
-        reserved_bytes=size,
-        resident_bytes=size,
-        # The ARM rules were read in the source and not run.
-        certainty="exact" if x86 else "estimated",
-        low_bytes=None if x86 else 0,
-        high_bytes=None if x86 else size,
-        reason=f"{format_mib(size)} MiB of {', '.join(types)} weights copied and rearranged for this processor",
     )

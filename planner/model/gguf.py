@@ -50,7 +50,7 @@ _SCALARS = {
 }
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,20 +202,23 @@ class _Cursor:
         return value
 
     def skip_strings(self, count: int) -> None:
-        """Step over `count` strings. The inner loop runs on what is loaded already: it is the hot one."""
+        """Step over `count` strings. Vocabularies make this the hot loop: it runs on what is loaded already,
+        without a check of its own, since unpacking beyond that raises.
+        """
         unpack = _U64.unpack_from
-        while count:
-            data, position, end = self._data, self.position, len(self._data) - 8
-            while count and position <= end:
-                following = position + 8 + unpack(data, position)[0]
-                if following > end + 8:
-                    break
-                position = following
-                count -= 1
-            self.position = position
-            if count:
+        strings = iter(range(count))
+        while True:
+            data, position = self._data, self.position
+            try:
+                for _ in strings:
+                    position += 8 + unpack(data, position)[0]
+            except (struct.error, OverflowError):
+                # The string at `position` is not loaded yet, or the one before it claims more than there is.
+                self.need(position - self.position)
                 self.need(self.u64())
-                count -= 1
+            else:
+                self.need(position - self.position)
+                return
 
 
 def _read_version(cursor: _Cursor) -> int:

@@ -13,9 +13,9 @@ from planner.model.gguf import GgufHeader, MetadataValue, TensorInfo, read_heade
 from planner.model.hyperparameters import Hyperparameters, read_hyperparameters
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
-    """A GGUF model as its header describes it."""
+    """A GGUF model as its header describes it. Two are equal only if they are the same object."""
 
     path: Path
     header: GgufHeader = field(repr=False)

@@ -5,8 +5,6 @@ One JSON document per line, only ever appended to, so that a cut-off line costs 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +34,8 @@ def default_folder() -> Path:
 
 def fingerprint(model: Model) -> str:
     """What a learned value is kept under: the model's tensors and architecture, wherever the file lies."""
+    import hashlib  # like json below: a prediction before the first measurement starts faster without
+
     digest = hashlib.sha256(model.architecture.encode())
     for tensor in model.tensors:
         digest.update(f"{tensor.name}{tensor.shape}{tensor.type.name}".encode())
@@ -55,6 +55,8 @@ class Record:
 
     def append(self, model: Model, reconciliation: Reconciliation, document: dict[str, Any]) -> None:
         """Keep one run: `document` is its whole report. On disk when this returns."""
+        import json
+
         entry = {
             "schema_version": SCHEMA_VERSION,
             "model": fingerprint(model),
@@ -83,6 +85,8 @@ class Record:
 
         `engine_build` None takes the latest run with any engine.
         """
+        if not self.path.exists():
+            return None
         key = fingerprint(model)
         latest: int | None = None
         for entry in self._entries():
@@ -92,6 +96,8 @@ class Record:
         return latest
 
     def _entries(self) -> Iterator[dict[str, Any]]:
+        import json
+
         try:
             lines = self.path.read_bytes().splitlines()
         except OSError:
