@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import signal
 import sys
 from pathlib import Path
@@ -117,6 +118,9 @@ def cli(
 
 def main() -> NoReturn:
     """Run the command line and end the process with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a `?` where the locale has no such letter
     _stop_in_order(signal.SIGTERM)
     if hasattr(signal, "SIGHUP"):
         _stop_in_order(signal.SIGHUP)
@@ -141,10 +145,6 @@ def _run(arguments: list[str]) -> int:
         return _say(str(error), EXIT_DOES_NOT_FIT)
     except PlannerError as error:
         return _say(str(error), EXIT_FAILED)
-    except BrokenPipeError:
-        # Whoever read us has had enough (`| head`): not a failure, and nothing more can be said there.
-        sys.stdout = None
-        return 0
     return result if isinstance(result, int) else 0
 
 
@@ -154,6 +154,9 @@ def _say(sentence: str, exit_code: int) -> int:
 
 
 def _stop_in_order(number: signal.Signals) -> None:
+    if signal.getsignal(number) == signal.SIG_IGN:
+        return  # nohup
+
     def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import click
 
 from planner.cli.progress import ProgressLine
-from planner.cli.render import format_count, launch_summary, render_hardware, render_table
+from planner.cli.render import format_count, labelled, launch_summary, render_hardware, render_table
 from planner.engine.find import Engine, find_engine
 from planner.errors import ModelError
 from planner.export.documents import measure_document, run_document
 from planner.fit import MAIN_CACHE_TYPES
 from planner.hardware import Hardware
 from planner.launch import Launch
+from planner.measure import Speed
 from planner.measure.run import READY_TIMEOUT_S
 from planner.memory import Verdict, predict
 from planner.model import Model
@@ -161,16 +162,16 @@ def _fits(model: Model, hardware: Hardware) -> bool:
 
 
 def _opening(model: Model, why: str, hardware: Hardware, engine: Engine) -> str:
+    size = f"{format_count(model.parameters)} parameters, {format_bytes(model.tensor_bytes)}"
     lines = [
         render_hardware(hardware),
-        f"Engine    llama-server {engine.version} ({engine.source}: {engine.path})",
-        f"Model     {model.name}: {model.architecture}, {format_count(model.parameters)} parameters, "
-        f"{format_bytes(model.tensor_bytes)} ({model.path})",
-        f"          Chosen because {why}.",
+        labelled("Engine", f"llama-server {engine.version} ({engine.source}: {engine.path})"),
+        labelled("Model", f"{model.name}: {model.architecture}, {size} ({model.path})"),
+        labelled("", f"Chosen because {why}."),
     ]
     if engine.devices:
         names = ", ".join(device.name for device in engine.devices)
-        lines.append(f"Note      This version plans for the processor only; {names} is left alone.")
+        lines.append(labelled("Note", f"This version plans for the processor only; {names} is left alone."))
     return "\n".join(lines)
 
 
@@ -182,20 +183,32 @@ def render_run(run: Reconciliation) -> str:
     measurement = run.measurement
     everyone, one = measurement.everyone, measurement.one
     steady = measurement.steady
+    speeds = _speed(one) if one == everyone else f"{_speed(everyone)}; {_speed(one)}"
     parts = [
         "",
         f"━━ {launch_summary(measurement.launch, run.plan)}",
         render_table(_RUN_HEADER, map(_row, run.reserved), "lrrrl"),
         "",
         render_table(("MiB", "predicted", "measured", "delta", "cause"), [_row(run.resident)], "lrrrl"),
-        f"          {_mib(steady.anonymous_bytes)} of it anonymous, {_mib(steady.file_bytes)} mapped from files; "
-        f"peak of the run {_mib(measurement.peak_bytes)}",
-        f"Speed     {everyone.users} at once: {everyone.prompt_tokens_per_s:.0f} tokens/s read, "
-        f"{everyone.generated_tokens_per_s:.1f} written; one alone: {one.prompt_tokens_per_s:.0f} and "
-        f"{one.generated_tokens_per_s:.1f}  (prompts of {one.prompt_tokens}, loaded in "
-        f"{measurement.load_seconds:.1f} s)",
+        labelled(
+            "",
+            f"{_mib(steady.anonymous_bytes)} of it anonymous, {_mib(steady.file_bytes)} mapped from files; "
+            f"peak of the run {_mib(measurement.peak_bytes)}",
+        ),
+        labelled(
+            "Speed",
+            f"{speeds}. Prompts of {one.prompt_tokens} tokens, loaded in {measurement.load_seconds:.1f} s.",
+        ),
     ]
     return "\n".join(parts)
+
+
+def _speed(speed: Speed) -> str:
+    who = "one alone" if speed.users == 1 else f"{speed.users} at once"
+    return (
+        f"{who} {speed.prompt_tokens_per_s:.0f} tokens/s read and {speed.generated_tokens_per_s:.1f} written "
+        f"(first after {speed.first_token_s:.1f} s)"
+    )
 
 
 def _row(row: Row) -> tuple[str, str, str, str, str]:
@@ -224,15 +237,17 @@ def render_campaign(campaign: Campaign) -> str:
     """What to use."""
     lines = [""]
     for plan in campaign.not_run:
-        lines.append(f"Not run   {plan.launch.cache_type_k}: {plan.verdict_reason}")
+        lines.append(labelled("Not run", f"{plan.launch.cache_type_k}: {plan.verdict_reason}"))
     if campaign.recommendation is None or campaign.recommended_command is None:
         return "\n".join([*lines, "No launch can be recommended: none of them fits."])
     cache_type = campaign.recommendation.launch.cache_type_k
+    ghost = any(run.measurement.ghost for run in campaign.runs)
+    ran = "This ran here, with a free port, a key and a more talkative log."
     return "\n".join(
         [
             *lines,
-            f"Use       the {cache_type} cache. {campaign.recommendation.reason}",
-            "This ran here (with a free port, a key and a more talkative log):",
+            labelled("Use", f"the {cache_type} cache. {campaign.recommendation.reason}"),
+            labelled("", f"{ran} The ghost is gone: put a model of your own in its place." if ghost else ran),
             "",
             f"    {campaign.recommended_command}",
         ]

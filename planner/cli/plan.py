@@ -37,7 +37,7 @@ _SERVER = ("ctx_size", "parallel", "kv_unified")
 @click.option("-b", "--batch-size", type=click.IntRange(1), default=2048, show_default=True)
 @click.option("-ub", "--ubatch-size", type=click.IntRange(1), default=512, show_default=True)
 @click.option("--swa-full", is_flag=True, help="Sliding-window layers keep the whole context.")
-@click.option("--repack/--no-repack", "-nr", default=True, help="Rearrange weights for the processor.")
+@click.option("--repack/--no-repack", " /-nr", default=True, help="Rearrange weights for the processor.")
 @click.option(
     "-lm",
     "--load-mode",

@@ -39,8 +39,8 @@ def render_plan(model: Model, plan: MemoryPlan) -> str:
     if plan.allocations:
         parts += [render_table(_PLAN_HEADER, map(_plan_row, plan.allocations), "llrrrl"), ""]
         parts += ["Why (sizes in MiB)", *map(_reason, plan.allocations), ""]
-    parts += [f"{label:<9} {text}" for label, text in _totals(plan)]
-    parts += [f"Note      {note}" for note in plan.notes]
+    parts += [labelled(label, text) for label, text in _totals(plan)]
+    parts += [labelled("Note", note) for note in plan.notes]
     return "\n".join(parts)
 
 
@@ -59,12 +59,18 @@ def _plan_row(allocation: Allocation) -> tuple[str, ...]:
 
 
 def _reason(allocation: Allocation) -> str:
-    width = min(_WIDEST_TEXT, terminal_width())
+    return labelled(f"  {allocation.buffer}", allocation.reason, indent=16)
+
+
+def labelled(label: str, text: str, *, indent: int = 10) -> str:
+    """A label and its text, wrapped to the terminal behind the label."""
     return textwrap.fill(
-        allocation.reason,
-        width=width,
-        initial_indent=f"  {allocation.buffer:<13} ",
-        subsequent_indent=" " * 16,
+        text,
+        width=min(_WIDEST_TEXT, terminal_width()),
+        initial_indent=f"{label:<{indent - 1}} ",
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

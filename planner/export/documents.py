@@ -133,7 +133,7 @@ def run_document(reconciliation: Reconciliation) -> Document:
             "resident": _row_document(reconciliation.resident),
             "learned_overhead_bytes": reconciliation.learned_overhead_bytes,
         },
-        "command": shell_command(measurement.command),
+        "command": shell_command(measurement.command, ghost=measurement.ghost),
     }
 
 

@@ -54,7 +54,7 @@ def _why(best: Candidate, candidates: Sequence[Candidate]) -> str:
     ]
     fits = "fits" if best.plan.verdict is Verdict.FITS else "just fits"
     if not passed_over:
-        return f"A {cache_type} cache loses nothing and {fits}: {_lower_first(best.plan.verdict_reason)}"
+        return f"The {cache_type} cache loses nothing and {fits}: {_lower_first(best.plan.verdict_reason)}"
     worse = " and ".join(passed_over)
     return f"{cache_type} is the most precise cache that {fits}, where {worse} would leave too little memory."
 
@@ -78,7 +78,7 @@ def _speed_change(best: Candidate, other: Candidate) -> str:
     percent = round(100 * (other.generated_tokens_per_s / best.generated_tokens_per_s - 1))
     if abs(percent) < 5:
         return " at the same speed"
-    return f" and generate {abs(percent)} % {'faster' if percent > 0 else 'slower'}"
+    return f" and generate {percent} % faster" if percent > 0 else f" but generate {-percent} % slower"
 
 
 def _lower_first(sentence: str) -> str:

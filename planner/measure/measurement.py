@@ -53,6 +53,8 @@ class Measurement:
     launch: Launch
     command: tuple[str, ...]
     """Program and arguments that decide the run; port, key and verbosity of the measurement left out."""
+    ghost: bool
+    """Whether the model was a ghost: memory and speed are real, its file is gone."""
     engine_version: str
     engine_build: str
     started_at: str
@@ -68,6 +70,7 @@ class Measurement:
     samples: tuple[Sample, ...]
     everyone: Speed
     one: Speed
+    """One person alone; the same as `everyone` where there is only one."""
     log_text: str
 
     @property

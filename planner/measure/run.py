@@ -61,13 +61,16 @@ def measure(
         server.pause(_SETTLE_S)
         log_at_steady = server.log
         steady = watcher.take()
-        one = serve(server, 1, workload, _SEED + users, lambda done: report("one", done, 1))
-        server.pause(_SETTLE_S)
+        one = everyone
+        if users > 1:
+            one = serve(server, 1, workload, _SEED + users, lambda done: report("one", done, 1))
+            server.pause(_SETTLE_S)
         after = watcher.take()
         report("stopping")
     return Measurement(
         launch=launch,
         command=command,
+        ghost=model.is_ghost,
         engine_version=engine.version,
         engine_build=engine.build,
         started_at=started_at,

@@ -42,7 +42,7 @@ class Campaign:
         if self.recommendation is None:
             return None
         run = next(run for run in self.runs if run.measurement.launch == self.recommendation.launch)
-        return shell_command(run.measurement.command)
+        return shell_command(run.measurement.command, ghost=run.measurement.ghost)
 
 
 def launches_for(

@@ -6,7 +6,7 @@ says what the process holds, as one sum. Errors must not cancel, so no total sta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.engine.log import ROUNDING_BYTES, BufferKind, EngineLog
 from planner.measure.measurement import Measurement
@@ -27,13 +27,18 @@ class Row:
     predicted_bytes: int
     measured_bytes: int | None
     """What llama.cpp reserved or the process held; None when neither said."""
+    rounding_bytes: int = 0
+    """How far the measured figure may be off because it was printed rounded."""
     cause: str
     """Why they differ; empty when they agree, `unexplained` when we do not know."""
 
     @property
     def delta_bytes(self) -> int | None:
-        """Measured less predicted."""
-        return None if self.measured_bytes is None else self.measured_bytes - self.predicted_bytes
+        """Measured less predicted; 0 where rounding alone separates them."""
+        if self.measured_bytes is None:
+            return None
+        delta = self.measured_bytes - self.predicted_bytes
+        return 0 if abs(delta) <= self.rounding_bytes else delta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +71,22 @@ def _reserved_rows(plan: MemoryPlan, log: EngineLog) -> list[Row]:
     for component, kind in kinds:
         allocations = [a for a in plan.allocations if a.component == component]
         predicted = sum(a.reserved_bytes for a in allocations)
-        reserved = log.buffer_bytes(kind)
-        rows.append(
-            Row(
-                component=component,
-                predicted_bytes=predicted,
-                measured_bytes=reserved,
-                cause=_cause(allocations, predicted, reserved, len(log.cells) if component == "kv" else 1),
-            )
-        )
+        figures = sum(1 for buffer in log.buffers if buffer.kind == kind)
+        rows.append(_reserved_row(component, allocations, predicted, log.buffer_bytes(kind), figures))
     return rows
+
+
+def _reserved_row(
+    name: str, allocations: list[Allocation], predicted: int, reserved: int | None, figures: int
+) -> Row:
+    rounding = figures * (ROUNDING_BYTES + 1)
+    return Row(
+        component=name,
+        predicted_bytes=predicted,
+        measured_bytes=reserved,
+        rounding_bytes=rounding,
+        cause=_cause(allocations, predicted, reserved, rounding),
+    )
 
 
 def _weight_buffers(plan: MemoryPlan, log: EngineLog) -> list[str]:
@@ -91,18 +102,19 @@ def _weights_row(plan: MemoryPlan, log: EngineLog, buffer: str) -> Row:
     reserved = log.buffer_bytes("model", buffer)
     if reserved is None and log.buffer_bytes("model") is not None:
         reserved = 0
-    cause = _cause(allocations, predicted, reserved, 1)
-    if cause == UNEXPLAINED and buffer == "CPU_REPACK":
+    row = _reserved_row(f"weights ({buffer})", allocations, predicted, reserved, 1)
+    if row.cause == UNEXPLAINED and buffer == "CPU_REPACK":
         built_for = ", ".join(sorted(f for f in log.cpu_features if f.startswith(("AVX", "NEON", "DOTPROD"))))
-        cause = f"this engine rearranges other types than this processor could: it is built for {built_for}"
-    return Row(component=f"weights ({buffer})", predicted_bytes=predicted, measured_bytes=reserved, cause=cause)
+        cause = "this engine rearranges other types than this processor could"
+        cause += f": it is built for {built_for}" if built_for else ""
+        return replace(row, cause=cause)
+    return row
 
 
-def _cause(allocations: list[Allocation], predicted: int, reserved: int | None, figures: int) -> str:
+def _cause(allocations: list[Allocation], predicted: int, reserved: int | None, rounding: int) -> str:
     if reserved is None:
         return "this engine's log does not say"
-    # Each printed figure is rounded to 0.01 MiB.
-    if abs(reserved - predicted) <= max(1, figures) * (ROUNDING_BYTES + 1):
+    if abs(reserved - predicted) <= rounding:
         return ""
     low = sum(a.reserved_bytes if a.low_bytes is None else a.low_bytes for a in allocations)
     high = sum(a.reserved_bytes if a.high_bytes is None else a.high_bytes for a in allocations)
