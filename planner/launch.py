@@ -70,6 +70,11 @@ class Launch:
                 raise UsageError(f"{name} is {getattr(self, name)}, below the smallest possible {lowest}.")
         if self.parallel is not None and self.parallel < 1:
             raise UsageError(f"parallel is {self.parallel}; at least one person must be served.")
+        for field, words in (("flash_attn", get_args(FlashAttention)), ("load_mode", get_args(LoadMode))):
+            if getattr(self, field) not in words:
+                raise UsageError(
+                    f"{field} is {getattr(self, field)!r}.", f"llama-server knows {', '.join(words)}."
+                )
         for cache_type in (self.cache_type_k, self.cache_type_v):
             if cache_type not in CACHE_TYPES:
                 raise UsageError(

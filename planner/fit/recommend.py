@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.launch import CACHE_TYPES, Launch
+from planner.launch import CacheType, Launch
 from planner.memory import MemoryPlan, Verdict
 from planner.units import format_bytes
 
@@ -31,6 +31,10 @@ class Recommendation:
 
 
 _ORDER = {Verdict.FITS: 0, Verdict.TIGHT: 1}
+_MOST_PRECISE_FIRST: tuple[CacheType, ...] = (
+    "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "iq4_nl", "q4_1", "q4_0",
+)  # fmt: skip
+_LOSSLESS = ("f32", "f16", "bf16")
 
 
 def recommend(candidates: Sequence[Candidate]) -> Recommendation | None:
@@ -41,20 +45,23 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation | None:
     usable = [candidate for candidate in candidates if candidate.plan.verdict in _ORDER]
     if not usable:
         return None
-    best = min(usable, key=lambda c: (_ORDER[c.plan.verdict], CACHE_TYPES.index(c.launch.cache_type_k)))
+    best = min(usable, key=lambda candidate: (_ORDER[candidate.plan.verdict], _coarseness(candidate)))
     return Recommendation(launch=best.launch, reason=f"{_why(best, candidates)} {_price(best, candidates)}")
+
+
+def _coarseness(candidate: Candidate) -> int:
+    return _MOST_PRECISE_FIRST.index(candidate.launch.cache_type_k)
 
 
 def _why(best: Candidate, candidates: Sequence[Candidate]) -> str:
     cache_type = best.launch.cache_type_k
     passed_over = [
-        candidate.launch.cache_type_k
-        for candidate in candidates
-        if CACHE_TYPES.index(candidate.launch.cache_type_k) < CACHE_TYPES.index(cache_type)
+        candidate.launch.cache_type_k for candidate in candidates if _coarseness(candidate) < _coarseness(best)
     ]
     fits = "fits" if best.plan.verdict is Verdict.FITS else "just fits"
     if not passed_over:
-        return f"The {cache_type} cache loses nothing and {fits}: {_lower_first(best.plan.verdict_reason)}"
+        virtue = "loses nothing" if cache_type in _LOSSLESS else "is the most precise of those tried"
+        return f"The {cache_type} cache {virtue} and {fits}: {_lower_first(best.plan.verdict_reason)}"
     worse = " and ".join(passed_over)
     return f"{cache_type} is the most precise cache that {fits}, where {worse} would leave too little memory."
 

@@ -55,8 +55,9 @@ class GraphSizes:
     def total(self) -> int:
         """The buffer: inputs and hidden states, and the highest of the three peaks."""
         base = self.mask + self.index + self.rotation + 5 * self.hidden + self.inputs
-        # The masks are free when the logits are computed: logits that fit into their place cost nothing.
-        logits = self.logits if self.logits > self.mask else 0
+        # The masks, the rotation and three hidden states beside them are free when the logits are computed:
+        # logits that fit into their place cost nothing.
+        logits = self.logits if self.logits > self.mask + self.rotation + 3 * self.hidden else 0
         return base + max(self.feed_forward, self.attention, logits)
 
 
@@ -120,7 +121,7 @@ def _value_index(shape: Hyperparameters, tokens: int, caches: int) -> int:
 
 
 def _is_rotated(cache_type: str, head: int) -> bool:
-    return type_named(cache_type).is_quantised and head % _ROTATION_MULTIPLE == 0
+    return type_named(cache_type).is_quantised and head > 0 and head % _ROTATION_MULTIPLE == 0
 
 
 def _rotation(shape: Hyperparameters, launch: Launch, caches: int) -> int:

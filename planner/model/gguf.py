@@ -30,7 +30,7 @@ KEPT_ARRAY_LENGTH = 2048
 """Longer arrays are vocabularies: their length is kept, their content is not. No per-layer array comes
 near (llama.cpp allows 512 layers)."""
 
-MAX_HEADER_BYTES = 256 << 20
+MAX_HEADER_BYTES = 64 << 20
 """Real headers end within 32 MiB; a length that leads past this one is a lie, and costs no memory."""
 
 _STRING = 8
@@ -172,7 +172,9 @@ class _Cursor:
                 "Download it again.",
             )
         if end > MAX_HEADER_BYTES:
-            raise self.broken(f"claims {count:,} bytes for one value")
+            raise self.broken(
+                f"does not end within {MAX_HEADER_BYTES:,} bytes: it claims {count:,} for its next value"
+            )
         while len(self._data) < end:
             chunk = self._read(max(_CHUNK_BYTES, end - len(self._data)))
             if not chunk:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from planner.errors import ModelError
-from planner.model.gguf import LongArray, MetadataValue
+from planner.model.gguf import LongArray, MetadataValue, Scalar
 
 MAX_LAYERS = 512
 """LLAMA_MAX_LAYERS: llama.cpp refuses more."""
@@ -87,12 +87,8 @@ class Keys:
         if value is None:
             return default if default is not None else (0,) * n_layer
         if isinstance(value, tuple):
-            if len(value) < n_layer:
-                raise ModelError(
-                    f"{self.architecture}.{key} has {len(value)} entries for {n_layer} layers; "
-                    "llama.cpp refuses such a file."
-                )
-            return tuple(_whole(entry, f"{self.architecture}.{key}") for entry in value[:n_layer])
+            self._require_length(key, value, n_layer)
+            return tuple(_whole(entry, f"{self.architecture}.{key}") for entry in value)
         return (_whole(value, f"{self.architecture}.{key}"),) * n_layer
 
     def flags(self, key: str, n_layer: int) -> tuple[bool, ...] | None:
@@ -100,9 +96,16 @@ class Keys:
         value = self.metadata.get(f"{self.architecture}.{key}")
         if not isinstance(value, tuple):
             return None
-        if len(value) < n_layer:
-            raise ModelError(f"{self.architecture}.{key} has {len(value)} entries for {n_layer} layers.")
-        return tuple(bool(entry) for entry in value[:n_layer])
+        self._require_length(key, value, n_layer)
+        return tuple(bool(entry) for entry in value)
+
+    def _require_length(self, key: str, value: tuple[Scalar, ...], n_layer: int) -> None:
+        # llama_model_loader::get_key_or_arr takes neither a shorter nor a longer array.
+        if len(value) != n_layer:
+            raise ModelError(
+                f"{self.architecture}.{key} has {len(value)} entries for {n_layer} layers; "
+                "llama.cpp refuses such a file."
+            )
 
 
 SwaLayers = Callable[[Keys, int], tuple[int, tuple[bool, ...]]]

@@ -33,7 +33,7 @@ class Model:
         path = Path(path).expanduser()
         header = read_header(path)
         actual = path.stat().st_size
-        if not header_only and actual < header.file_bytes:
+        if header.tensors and not header_only and actual < header.file_bytes:
             raise ModelError(
                 f"{path} is cut off: its tensors need {header.file_bytes:,} bytes and the file has {actual:,} "
                 f"({header.file_bytes - actual:,} missing).",
