@@ -1,0 +1,146 @@
+"""The app with a real llama-server behind it; the model is a ghost small enough for a busy machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from stand_ins import PATIENCE_S, app_of, main_screen, settled, tiny_entry, until
+
+from planner import Hardware
+from planner.engine.find import find_engine
+from planner.reconcile.campaign import run_campaign
+from planner.tui.app import PlannerApp
+from planner.tui.choices import Choice, ghost_model
+from planner.tui.grid import GridView
+from planner.tui.text import SOURCES
+
+pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]
+
+
+def real_app(tmp_path: Path) -> PlannerApp:
+    entry = tiny_entry()
+    choice = Choice(name=entry.title, model=ghost_model(entry), entry=entry)
+    return app_of(
+        tmp_path, (choice,), find=find_engine, run=run_campaign, detect=Hardware.detect, clock=time.monotonic
+    )
+
+
+def servers_of(pid: int) -> list[psutil.Process]:
+    found = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "llama-server" in child.name():
+                    found.append(child)
+    return found
+
+
+async def test_m_measures_for_real_and_learns(tmp_path: Path) -> None:
+    async with real_app(tmp_path).run_test() as pilot:
+        await settled(pilot)
+        await pilot.press("left", "m")
+        breakdown = main_screen(pilot).query_one("#breakdown")
+        await until(pilot, lambda: str(breakdown.border_title).startswith("Measured"))
+        assert servers_of(os.getpid()) == []
+        await settled(pilot)
+        cells = main_screen(pilot).query_one(GridView).grid.cells
+        assert all("learned" in [a.certainty for a in cell.plan.allocations] for cell in cells)
+    assert (tmp_path / "record" / "measurements.jsonl").read_bytes().count(b"\n") == 1
+    assert not list((Path(os.environ["XDG_CACHE_HOME"]) / "planner" / "ghosts").iterdir())
+
+
+async def test_quitting_while_measuring_ends_the_server(tmp_path: Path) -> None:
+    app = real_app(tmp_path)
+    async with app.run_test() as pilot:
+        await settled(pilot)
+        await pilot.press("left", "m")
+        await until(pilot, lambda: bool(servers_of(os.getpid())))
+        (server,) = servers_of(os.getpid())
+        await pilot.press("q")
+    # A pilot leaves its loop's threads running; the program waits for them before it ends.
+    server.wait(timeout=PATIENCE_S)
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from test_tui_engine import real_app
+real_app(Path(sys.argv[2])).run()
+"""
+
+
+@contextlib.contextmanager
+def in_a_terminal(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The app as a process of its own in a pseudo-terminal; its process and the terminal's other end."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), str(tmp_path)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"},
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def read_until(terminal: int, process: subprocess.Popen[bytes], happened: Callable[[str], bool]) -> str:
+    """What the terminal showed until this had happened, or until the process ended."""
+    shown = ""
+    deadline = time.monotonic() + PATIENCE_S
+    while not happened(shown):
+        assert time.monotonic() < deadline, shown[-2000:]
+        with contextlib.suppress(BlockingIOError, OSError):
+            shown += os.read(terminal, 65536).decode(errors="replace")
+        if process.poll() is not None:
+            break
+        time.sleep(0.02)
+    return shown
+
+
+def is_ready(shown: str) -> bool:
+    """Whether the grid is there and the engine is found."""
+    return "stay free" in shown and any(source in shown for source in SOURCES.values())
+
+
+LEAVES_ALTERNATE_SCREEN = "\x1b[?1049l"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are POSIX")
+@pytest.mark.parametrize("way", ["q", "ctrl+c", "SIGTERM", "SIGHUP"])
+def test_every_way_out_ends_the_server_and_restores_the_terminal(tmp_path: Path, way: str) -> None:
+    with in_a_terminal(tmp_path) as (process, terminal):
+        read_until(terminal, process, is_ready)
+        os.write(terminal, b"m")
+        servers: list[psutil.Process] = []
+        read_until(terminal, process, lambda _shown: bool(servers or servers.extend(servers_of(process.pid))))
+        if way.startswith("SIG"):
+            process.send_signal(getattr(signal, way))
+        else:
+            os.write(terminal, {"q": b"q", "ctrl+c": b"\x03"}[way])
+        shown = read_until(terminal, process, lambda shown: LEAVES_ALTERNATE_SCREEN in shown)
+        assert LEAVES_ALTERNATE_SCREEN in shown
+        process.wait(timeout=PATIENCE_S)
+        assert process.returncode == 0
+        assert [server.is_running() for server in servers] == [False]
+        with contextlib.suppress(OSError):
+            shown += os.read(terminal, 65536).decode(errors="replace")
+        assert "Traceback" not in shown
