@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
+from planner import __version__
 from planner.errors import DoesNotFitError, PlannerError, UsageError
 
 EXIT_FAILED = 1
@@ -46,7 +47,7 @@ class _LazyGroup(click.Group):
 @click.command(
     cls=_LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
 )
-@click.version_option(package_name="planner", prog_name="planner")
+@click.version_option(__version__, prog_name="planner")
 @click.option(
     "--measure",
     "measured",

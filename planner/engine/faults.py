@@ -8,7 +8,8 @@ import signal
 _ERROR_LINE = re.compile(
     r"error|failed|unable|invalid|cannot|not (?:found|supported)|no backends|abort|out of memory|what\(\)", re.I
 )
-_PREFIX = re.compile(r"^(?:\x1b\[[0-9;]*m)*(?:[\d.]+ [IWEDT] )?(?:\x1b\[[0-9;]*m)*")
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_PREFIX = re.compile(r"^[\d.]+ [IWEDT] ")
 _QUOTED_LINES = 2
 _GENERIC = ("exiting due to model loading error", "please file a bug report")
 
@@ -23,8 +24,8 @@ _SIGNALS = {
 
 def describe_exit(returncode: int, output: str) -> str:
     """A sentence part: `ended with exit code 1. It said: "error: invalid argument: --x".`"""
-    if returncode > 128:  # a shell between us reports a signal so
-        returncode = 128 - returncode
+    if returncode - 128 in _SIGNALS or returncode - 128 in (signal.SIGINT, signal.SIGTERM):
+        returncode = 128 - returncode  # a shell between us reports a signal so
     if returncode < 0:
         cause = f"died of {_signal_name(-returncode)}: {_SIGNALS.get(-returncode, 'it was ended')}"  # type: ignore[call-overload]
     else:
@@ -35,7 +36,7 @@ def describe_exit(returncode: int, output: str) -> str:
 
 def own_words(output: str) -> str:
     """The lines that tell what went wrong, quoted; else the very last one; empty if it said nothing."""
-    lines = [_PREFIX.sub("", line).strip() for line in output.splitlines() if line.strip()]
+    lines = [_PREFIX.sub("", _ANSI.sub("", line)).strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if _ERROR_LINE.search(line)]
     specific = [line for line in telling if not any(word in line for word in _GENERIC)]
     chosen = (specific or telling or lines[-1:])[-_QUOTED_LINES:]

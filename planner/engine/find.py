@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from planner.engine.environment import without_settings
 from planner.engine.faults import describe_exit
 from planner.errors import EngineError
 
@@ -115,6 +116,7 @@ def identify(path: Path, source: Source) -> Engine:
     """Run the program's `--version`, `--help` and `--list-devices`. Raises EngineError, quoting it."""
     if not path.is_file():
         raise EngineError(f"There is no llama-server at {path}.", "Check the path.")
+    path = path.absolute()  # a bare name would be looked up on the PATH
     version = _VERSION.search(_ask(path, "--version"))
     flags = parse_flags(_ask(path, "--help"))
     if "--ctx-size" not in flags or "--cache-type-k" not in flags:
@@ -148,6 +150,7 @@ def _ask(path: Path, flag: str) -> str:
     try:
         result = subprocess.run(
             [str(path), flag],
+            env=without_settings(os.environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -16,20 +16,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
+from planner.engine.environment import without_settings
 from planner.engine.faults import describe_exit, own_words
 from planner.engine.log import EngineLog, read_line
 from planner.errors import EngineError
 
 HOST = "127.0.0.1"
 POLL_S = 0.05
-STOP_GRACE_S = 10.0
-"""How long a server may take to end after an interrupt, before it is killed."""
+STOP_GRACE_S = 2.0
+"""How long a server may take to end after an interrupt, before it is killed. An idle one takes 0.05 seconds;
+one that reads a long prompt does not listen until it has read it, and has nothing to lose."""
 
 _PR_SET_PDEATHSIG = 1
-_SETTING_PREFIXES = ("LLAMA_ARG_", "LLAMA_API_KEY", "LLAMA_LOG_")
-"""Environment variables that would change the server's settings behind the launch's back."""
 
 
 class Cancelled(Exception):
@@ -66,28 +66,33 @@ class LlamaServer:
         self.port = _free_port()
         command = [*self._command, "--host", HOST, "--port", str(self.port), "--verbosity", "4"]
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                encoding="utf-8",
-                errors="replace",
-                env=_environment(os.environ, self._key),
-                # Its own session: Ctrl-C reaches us alone, and we end the server in order.
-                start_new_session=True,
-                preexec_fn=_die_with_parent() if sys.platform == "linux" else None,
-            )
-        except OSError as error:
-            raise EngineError(f"{command[0]} cannot be started: {error.strerror}.") from None
-        try:
+            self._start(command)
             self._reader = threading.Thread(target=self._read, name="llama-server log", daemon=True)
             self._reader.start()
         except BaseException:
             self.stop()
             raise
         return self
+
+    def _start(self, command: list[str]) -> None:
+        # An interrupt before Popen returns would leave a server behind that nobody knows of.
+        with _interrupts_held_back() as mask:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    encoding="utf-8",
+                    errors="replace",
+                    env=_environment(os.environ, self._key),
+                    # Its own session: Ctrl-C reaches us alone, and we end the server in order.
+                    start_new_session=True,
+                    preexec_fn=None if sys.platform == "win32" else _before_exec(mask),
+                )
+            except OSError as error:
+                raise EngineError(f"{command[0]} cannot be started: {error.strerror}.") from None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -134,7 +139,7 @@ class LlamaServer:
             if time.monotonic() > deadline:
                 said = own_words(self.log_text) or "nothing"
                 raise EngineError(
-                    f"llama-server was not ready after {self._ready_timeout_s:.0f} seconds. It last said: {said}.",
+                    f"llama-server was not ready after {self._ready_timeout_s:g} seconds. It last said: {said}.",
                     "Give it more time with --ready-timeout SECONDS.",
                 )
             self.pause(POLL_S)
@@ -157,7 +162,7 @@ class LlamaServer:
     def _healthy(self) -> bool:
         try:
             status, _ = self._send("GET", "/health", None, timeout_s=5)
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return False
         return status == 200
 
@@ -174,11 +179,16 @@ class LlamaServer:
         with self._answering(path, timeout_s), self._request("POST", path, body, timeout_s) as response:
             if response.status != 200:
                 raise _refusal(path, response.status, _decode(response.read()))
+            complete = False
             for line in response:
                 if line.startswith(b"data: {"):
-                    yield _decode(line.removeprefix(b"data: "))
+                    event = _decode(line.removeprefix(b"data: "))
+                    complete = event.get("stop") is True
+                    yield event
                 elif line.startswith(b"error:"):
                     raise _refusal(path, response.status, _decode(line.removeprefix(b"error:")))
+            if not complete:  # http.client takes a broken connection for the end of the answer
+                raise ConnectionError("the answer has no end")
 
     @contextlib.contextmanager
     def _answering(self, path: str, timeout_s: float) -> Iterator[None]:
@@ -219,19 +229,30 @@ class LlamaServer:
         process = self._process
         if process is None:
             return
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, ValueError, OSError):
-                process.send_signal(signal.SIGINT if os.name == "posix" else signal.SIGTERM)
-            try:
-                process.wait(timeout=STOP_GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        try:
+            if process.poll() is None:
+                _signal_all(process, "SIGINT")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=STOP_GRACE_S)
+        finally:  # also when a second Ctrl-C comes while we wait
+            _signal_all(process, "SIGKILL")
+            process.wait()
         if self._reader is not None:
             self._reader.join(timeout=2)
+            if self._reader.is_alive():
+                return  # something else holds the pipe open; closing it here would wait for that
         if process.stdout is not None:
             with contextlib.suppress(OSError, ValueError):
                 process.stdout.close()
+
+
+def _signal_all(process: subprocess.Popen[str], name: Literal["SIGINT", "SIGKILL"]) -> None:
+    """Send a signal to the server and to what it started: the program named may be a script around it."""
+    with contextlib.suppress(OSError):
+        if sys.platform != "win32":
+            os.killpg(process.pid, signal.Signals[name])  # the leader of its own session
+        else:
+            process.kill()
 
 
 def _decode(text: bytes) -> dict[str, Any]:
@@ -249,9 +270,8 @@ def _refusal(path: str, status: int, answer: dict[str, Any]) -> ServerAnswerErro
 
 
 def _environment(environment: Mapping[str, str], key: str) -> dict[str, str]:
-    kept = {name: value for name, value in environment.items() if not name.startswith(_SETTING_PREFIXES)}
     # In the environment and not among the arguments, where every user of the machine could read it.
-    return {**kept, "LLAMA_API_KEY": key}
+    return {**without_settings(environment), "LLAMA_API_KEY": key}
 
 
 def _free_port() -> int:
@@ -261,11 +281,31 @@ def _free_port() -> int:
         return port
 
 
-def _die_with_parent() -> Callable[[], None]:
-    # Looked up before the fork: between fork and exec only the call itself is safe.
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[set[int]]:
+    """Let interrupts wait until the block is left; yields the mask that a child must get back."""
+    if sys.platform == "win32":
+        yield set()
+        return
+    held_back = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
+    try:
+        yield {int(number) for number in mask}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def set_signal() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
-    return set_signal
+def _before_exec(mask: set[int]) -> Callable[[], None]:
+    """What the child does first: take interrupts again and, on Linux, ask to die with us."""
+    # Looked up before the fork: between fork and exec only the calls themselves are safe.
+    prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
+    parent = os.getpid()
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:  # it died before the call
+                os._exit(1)
+
+    return prepare

@@ -76,6 +76,11 @@ def check_fits(plans: Sequence[MemoryPlan]) -> None:
     if any(plan.verdict in (Verdict.FITS, Verdict.TIGHT) for plan in plans):
         return
     least = min(plans, key=lambda plan: plan.bytes())
+    if least.verdict is Verdict.UNKNOWN:
+        raise DoesNotFitError(
+            f"Nothing was started, since it is not known whether it fits: {least.verdict_reason}",
+            "If you know that it does, override with --force.",
+        )
     raise DoesNotFitError(
         f"Nothing was started, since no launch fits: {least.verdict_reason}",
         "Ask for less context or fewer people, take a smaller model, or override with --force."
@@ -100,10 +105,13 @@ def run_campaign(
     """Measure every launch that fits, one after the other, and recommend one of them.
 
     Memory is looked at anew before each. Raises DoesNotFitError before anything is started when none fits,
-    and whatever a measurement raises; runs that had ended by then are in the record.
+    PlannerError when the record cannot be written, and whatever a measurement raises; runs that had ended by
+    then are in the record.
     """
     if not force:
         check_fits([_plan(model, launch, detect(), engine, record) for launch in launches])
+    if record is not None:
+        record.check_writable()
     runs: list[Reconciliation] = []
     not_run: list[MemoryPlan] = []
     for index, launch in enumerate(launches):

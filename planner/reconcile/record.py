@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from planner.errors import PlannerError
 from planner.model import Model
@@ -65,18 +66,28 @@ class Record:
             "run": document,
         }
         line = json.dumps(entry, separators=(",", ":")) + "\n"
+        with self._appending() as file:
+            # A line that a killed program left unfinished must not swallow the next one.
+            if file.tell() and not _ends_with_newline(file.name):
+                line = "\n" + line
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def check_writable(self) -> None:
+        """Raise PlannerError where nothing can be kept: to be known before a measurement, not after it."""
+        with self._appending():
+            pass
+
+    @contextmanager
+    def _appending(self) -> Iterator[BinaryIO]:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab+") as file:
-                # A line that a killed program left unfinished must not swallow the next one.
-                if file.tell() and not _ends_with_newline(file.name):
-                    line = "\n" + line
-                file.write(line.encode())
-                file.flush()
-                os.fsync(file.fileno())
+                yield file
         except OSError as error:
             raise PlannerError(
-                f"The measurement could not be kept in {self.path}: {error.strerror}.",
+                f"Measurements cannot be kept in {self.path}: {error.strerror}.",
                 f"Name another folder with {DATA_VARIABLE}.",
             ) from None
 

@@ -1,0 +1,216 @@
+"""Ctrl-C, `kill` and a closed terminal, at every stage: one sentence, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_engines import write_engine
+from planner_process import planner_command
+
+STOPPED = "planner: Stopped; nothing is left running."
+
+
+class Terminal:
+    """planner with a terminal as its standard error, and what it wrote there."""
+
+    def __init__(self, *arguments: object) -> None:
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            planner_command(*arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=slave, text=True
+        )
+        os.close(slave)
+        self.text = ""
+
+    def read(self, seconds: float) -> bool:
+        """Read what comes within this time; False once the terminal is closed."""
+        if not select.select([self._master], [], [], seconds)[0]:
+            return True
+        try:
+            data = os.read(self._master, 65536)
+        except OSError:
+            return False
+        self.text += data.decode("utf-8", "replace")
+        return bool(data)
+
+    def wait_for(self, pattern: str) -> None:
+        """Read until the terminal has shown the pattern."""
+        deadline = time.monotonic() + 120
+        while not re.search(pattern, self.text):
+            assert time.monotonic() < deadline, self.text
+            assert self.read(0.1), self.text
+
+    def end(self) -> tuple[int, str]:
+        """Wait for planner to end; its exit code and standard output."""
+        output, _ = self.process.communicate(timeout=30)
+        while self.read(0.1) and select.select([self._master], [], [], 0)[0]:
+            pass
+        return self.process.returncode, output
+
+    def close(self) -> None:
+        """End planner, whatever happened."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._master)
+
+
+@contextmanager
+def terminal(*arguments: object) -> Iterator[Terminal]:
+    opened = Terminal(*arguments)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def server_below(pid: int) -> tuple[psutil.Process, int]:
+    """The server of that planner and its port."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for child in psutil.Process(pid).children(recursive=True):
+            command = child.cmdline()
+            if "--port" in command:
+                return child, int(command[command.index("--port") + 1])
+        time.sleep(0.01)
+    raise AssertionError("planner started no server")
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits to be reaped by whoever adopted it."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def is_closed(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.mark.engine
+@pytest.mark.xdist_group("measuring")
+@pytest.mark.parametrize(
+    ("stage", "number"),
+    [
+        ("starting llama-server", signal.SIGINT),
+        ("loading the model", signal.SIGINT),
+        ("everyone at once 0/2", signal.SIGTERM),
+        ("one person alone", signal.SIGHUP),
+        ("q8_0 2/3: starting", signal.SIGINT),
+    ],
+)
+def test_a_measurement_can_be_stopped_at_every_stage(
+    smollm_path: Path, stage: str, number: signal.Signals
+) -> None:
+    with terminal("--measure", smollm_path, "--context", 256, "--users", 2) as planner:
+        planner.wait_for(re.escape(stage))
+        server = None if "starting" in stage else server_below(planner.process.pid)
+        planner.process.send_signal(number)
+        exit_code, output = planner.end()
+        assert exit_code == 1
+        assert planner.text.rstrip().endswith(STOPPED)
+        assert "Traceback" not in planner.text + output
+        if server is not None:
+            process, port = server
+            assert has_ended(process.pid)
+            assert is_closed(port)
+
+
+@pytest.mark.engine
+@pytest.mark.xdist_group("measuring")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_measurement_of_a_ghost_takes_the_ghost_away(own_home: Path, number: signal.Signals) -> None:
+    with terminal("--measure", "--context", 256, "--users", 1) as planner:
+        planner.wait_for("loading the model")
+        assert list(own_home.rglob("*.gguf"))
+        process, _ = server_below(planner.process.pid)
+        planner.process.send_signal(number)
+        exit_code, _ = planner.end()
+        assert exit_code == 1
+        assert planner.text.rstrip().endswith(STOPPED)
+        assert list(own_home.rglob("*.gguf")) == []
+        assert has_ended(process.pid)
+
+
+@pytest.mark.engine
+@pytest.mark.xdist_group("measuring")
+def test_progress_renews_one_line_of_the_terminal(smollm_path: Path) -> None:
+    with terminal("--measure", smollm_path, "--context", 256, "--users", 2) as planner:
+        planner.wait_for("q8_0 2/3: loading")
+        planner.process.send_signal(signal.SIGINT)
+        _, output = planner.end()
+        lines = planner.text.split("\r\x1b[K")
+        bars = [line.count("█") for line in lines if "█" in line or "░" in line]
+        assert bars == sorted(bars)
+        assert all(len(line) <= 100 for line in lines[:-1])
+        assert any("f16 1/3: everyone at once 2/2, " in line for line in lines)
+        assert any("MiB" in line for line in lines)
+        # What was measured by then has been printed, without a trace of the bars.
+        assert "2 people, 256 tokens each" in output
+        assert "█" not in output
+
+
+def wait_for_file(path: Path) -> int:
+    deadline = time.monotonic() + 30
+    while not path.exists() or not path.read_text().strip():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return int(path.read_text())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("words", ["--measure {}", ""])
+def test_an_engine_that_is_being_asked_who_it_is_can_be_left(
+    tmp_path: Path, smollm_path: Path, number: signal.Signals, words: str
+) -> None:
+    engine = write_engine(tmp_path / "s", version="echo $$ >asked; exec sleep 600")
+    with terminal(*words.format(smollm_path).split(), "--engine", engine) as planner:
+        pid = wait_for_file(tmp_path / "asked")
+        planner.process.send_signal(number)
+        exit_code, output = planner.end()
+        assert (exit_code, output) == (1, "")
+        assert planner.text.strip() == STOPPED
+        assert has_ended(pid)
+
+
+def test_a_server_that_does_not_want_to_end_is_killed_at_the_second_interrupt(
+    tmp_path: Path, smollm_path: Path
+) -> None:
+    serve = "trap '' INT; echo $$ >serving; while :; do sleep 0.1; done"
+    engine = write_engine(tmp_path / "s", serve=serve)
+    with terminal("--measure", smollm_path, "--context", 256, "--engine", engine) as planner:
+        pid = wait_for_file(tmp_path / "serving")
+        planner.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert not has_ended(pid)
+        start = time.monotonic()
+        planner.process.send_signal(signal.SIGINT)
+        exit_code, _ = planner.end()
+        assert time.monotonic() - start < 5
+        assert exit_code == 1
+        assert planner.text.rstrip().endswith(STOPPED)
+        assert has_ended(pid)
+
+
+def test_under_nohup_a_closed_terminal_is_not_heard(tmp_path: Path, smollm_path: Path) -> None:
+    engine = write_engine(tmp_path / "s", version="echo $$ >asked; sleep 1; echo 'version: 1 (abcdef1)'")
+    ignore: Callable[[], object] = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
+    command = planner_command("--engine", engine)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=ignore)
+    with process:
+        wait_for_file(tmp_path / "asked")
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(timeout=30) == 0

@@ -1,0 +1,213 @@
+"""The main job: which launches are started, and what becomes of them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_engines import write_engine
+
+from planner import Hardware, Launch, Model, predict
+from planner.engine.find import Engine, EngineDevice, identify
+from planner.errors import DoesNotFitError, EngineError, ModelError, PlannerError
+from planner.fit import MAIN_CACHE_TYPES
+from planner.measure import Measurement, Progress
+from planner.reconcile import campaign as module
+from planner.reconcile.campaign import check_fits, launches_for, run_campaign
+from planner.reconcile.record import Record
+from planner.units import GIB, MIB
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    """A server that leaves a trace when it is started, and dies."""
+    serve = f"echo started >>{tmp_path}/trace; echo 'error: no memory'; exit 1"
+    return identify(write_engine(tmp_path / "llama-server", serve=serve), "option")
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    return Record(tmp_path / "record")
+
+
+@pytest.fixture
+def launches(gemma: Model, hardware: Hardware, engine: Engine) -> tuple[Launch, ...]:
+    return launches_for(gemma, hardware, engine, users=2, ctx_per_user=32768, cache_types=MAIN_CACHE_TYPES)
+
+
+@pytest.fixture
+def came_true(
+    gemma: Model, hardware: Hardware, measured: Callable[..., Measurement], monkeypatch: pytest.MonkeyPatch
+) -> list[Launch]:
+    """Replaces every run by one that comes true; the launches that were run."""
+    run: list[Launch] = []
+
+    def measure(_model: Model, launch: Launch, _engine: Engine, **options: object) -> Measurement:
+        run.append(launch)
+        options["on_progress"](Progress(phase="starting"))  # type: ignore[operator]
+        return measured(predict(gemma, launch, hardware))
+
+    monkeypatch.setattr(module, "measure", measure)
+    return run
+
+
+def machine(ram: int) -> Callable[[], Hardware]:
+    return lambda: Hardware.simulate(ram=ram)
+
+
+# Launches --------------------------------------------------------------------------------------------------
+
+
+def test_the_launches_differ_in_nothing_but_the_cache_type(launches: tuple[Launch, ...]) -> None:
+    assert [launch.cache_type_k for launch in launches] == ["f16", "q8_0", "q4_0"]
+    assert {launch.with_cache_type("f16") for launch in launches} == {launches[0]}
+    assert (launches[0].ctx_size, launches[0].parallel, launches[0].kv_unified) == (65536, 2, False)
+
+
+def test_people_can_share_one_cache(gemma: Model, hardware: Hardware, engine: Engine) -> None:
+    (launch,) = launches_for(
+        gemma, hardware, engine, users=3, ctx_per_user=4096, unified=True, cache_types=["q8_0"]
+    )
+    assert (launch.ctx_size, launch.kv_unified) == (12288, True)
+
+
+@pytest.mark.parametrize("ram", [2 * GIB, 3 * GIB, 4 * GIB, 8 * GIB, 64 * GIB])
+def test_what_grows_is_bounded_by_what_the_largest_launch_leaves_free(
+    gemma: Model, engine: Engine, ram: int
+) -> None:
+    hardware = Hardware.simulate(ram=ram)
+    for launch in launches_for(gemma, hardware, engine, users=2, ctx_per_user=32768, cache_types=MAIN_CACHE_TYPES):
+        plan = predict(gemma, launch, hardware)
+        assert plan.bytes() + plan.growth_bytes() <= ram
+
+
+def test_accelerators_are_left_alone(gemma: Model, hardware: Hardware, engine: Engine) -> None:
+    with_card = replace(engine, devices=(EngineDevice(name="CUDA0", description="a card"),))
+    for found, device in ((engine, None), (with_card, "none")):
+        (launch,) = launches_for(gemma, hardware, found, users=1, ctx_per_user=4096, cache_types=["f16"])
+        assert launch.device == device
+
+
+def test_an_architecture_that_is_not_known_is_refused(hardware: Hardware, engine: Engine, tmp_path: Path) -> None:
+    def string(text: str) -> bytes:
+        return struct.pack("<Q", len(text)) + text.encode()
+
+    pair = string("general.architecture") + struct.pack("<I", 8) + string("mamba")
+    file = tmp_path / "mamba.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair + bytes(32))
+    with pytest.raises(ModelError, match="'mamba', which this version cannot predict"):
+        launches_for(Model.open(file), hardware, engine, users=1, ctx_per_user=512, cache_types=["f16"])
+
+
+# What is started -------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_started_when_nothing_fits(
+    gemma: Model, launches: tuple[Launch, ...], engine: Engine, record: Record, tmp_path: Path
+) -> None:
+    with pytest.raises(DoesNotFitError, match=r"Nothing was started, since no launch fits: .* more host memory"):
+        run_campaign(gemma, launches, engine, record, detect=machine(200 * MIB))
+    assert not (tmp_path / "trace").exists()
+    assert not record.path.exists()
+
+
+def test_force_starts_it_all_the_same(
+    gemma: Model, launches: tuple[Launch, ...], engine: Engine, record: Record, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineError, match="error: no memory"):
+        run_campaign(gemma, launches, engine, record, force=True, detect=machine(200 * MIB))
+    assert (tmp_path / "trace").read_text() == "started\n"
+
+
+def test_what_does_not_fit_is_left_out_and_named(
+    gemma: Model, launches: tuple[Launch, ...], engine: Engine, record: Record, came_true: list[Launch]
+) -> None:
+    hardware = Hardware.simulate(ram=16 * GIB)
+    needs = [predict(gemma, launch, hardware).bytes() for launch in launches]
+    ram = (needs[0] + needs[1]) // 2
+    seen: list[str] = []
+    campaign = run_campaign(
+        gemma,
+        launches,
+        engine,
+        record,
+        detect=machine(ram),
+        on_run=lambda run: seen.append(run.plan.launch.cache_type_k),
+    )
+    assert [plan.launch.cache_type_k for plan in campaign.not_run] == ["f16"]
+    assert [launch.cache_type_k for launch in came_true] == seen == ["q8_0", "q4_0"]
+    assert len(record.path.read_text().splitlines()) == 2
+    assert campaign.recommendation is not None
+    assert campaign.recommendation.launch.cache_type_k in ("q8_0", "q4_0")
+
+
+def test_every_run_is_recommended_from_kept_and_counted(
+    gemma: Model, launches: tuple[Launch, ...], engine: Engine, record: Record, came_true: list[Launch]
+) -> None:
+    indices: list[int] = []
+    campaign = run_campaign(
+        gemma,
+        launches,
+        engine,
+        record,
+        detect=machine(64 * GIB),
+        on_progress=lambda index, _progress: indices.append(index),
+    )
+    assert indices == [0, 1, 2]
+    assert len(came_true) == 3
+    assert campaign.not_run == ()
+    assert campaign.recommendation is not None
+    assert campaign.recommendation.launch == launches[0]
+    assert campaign.recommended_command is not None
+    assert campaign.recommended_command.startswith("llama-server --model model.gguf ")
+
+
+def test_the_second_run_is_predicted_with_what_the_first_taught(
+    gemma: Model, launches: tuple[Launch, ...], engine: Engine, record: Record, came_true: list[Launch]
+) -> None:
+    same_build = replace(engine, version="1 (0abc123)")
+    campaign = run_campaign(gemma, launches, same_build, record, detect=machine(64 * GIB))
+    certainties = [
+        next(a.certainty for a in run.plan.allocations if a.buffer == "process") for run in campaign.runs
+    ]
+    assert certainties == ["estimated", "learned", "learned"]
+    assert len(came_true) == 3
+
+
+def test_a_campaign_works_without_a_record(
+    gemma: Model, launches: tuple[Launch, ...], engine: Engine, came_true: list[Launch]
+) -> None:
+    assert len(run_campaign(gemma, launches, engine, None, detect=machine(64 * GIB)).runs) == len(came_true) == 3
+
+
+def test_a_record_that_cannot_be_written_is_noticed_before_the_first_run(
+    gemma: Model, launches: tuple[Launch, ...], engine: Engine, came_true: list[Launch], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(PlannerError, match="cannot be kept"):
+        run_campaign(gemma, launches, engine, Record(tmp_path / "file"), detect=machine(64 * GIB))
+    assert came_true == []
+
+
+def test_a_refused_launch_is_no_reason_to_give_up_the_others(
+    gemma: Model, hardware: Hardware, launches: tuple[Launch, ...]
+) -> None:
+    refused = replace(launches[1], flash_attn="off")
+    plans = [predict(gemma, launch, hardware) for launch in (refused, launches[0])]
+    check_fits(plans)
+    with pytest.raises(DoesNotFitError, match="refuses a q8_0 V cache") as error:
+        check_fits(plans[:1])
+    assert error.value.hint == ""
+
+
+def test_memory_that_cannot_be_read_is_not_called_too_small(
+    gemma: Model, hardware: Hardware, launches: tuple[Launch, ...]
+) -> None:
+    pool = replace(hardware.host, usable_bytes=None, source="no probe could tell")
+    blind = replace(hardware, pools=(pool,))
+    with pytest.raises(DoesNotFitError, match="it is not known whether it fits: How much host memory") as error:
+        check_fits([predict(gemma, launch, blind) for launch in launches])
+    assert "--force" in error.value.hint

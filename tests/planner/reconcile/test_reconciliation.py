@@ -1,0 +1,144 @@
+"""Prediction against measurement: what differs, and the cause that is given for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from planner import Hardware, Launch, MemoryPlan, Model, predict
+from planner.engine.log import Buffer, EngineLog
+from planner.measure import Measurement
+from planner.reconcile.reconciliation import UNEXPLAINED, Row, reconcile
+from planner.units import MIB
+
+Measure = Callable[..., Measurement]
+
+
+def without(log: EngineLog, kind: str, device: str | None = None) -> EngineLog:
+    """The log without its lines of that kind."""
+    kept = [b for b in log.buffers if b.kind != kind or device not in (None, b.device)]
+    return replace(log, buffers=tuple(kept))
+
+
+def with_more(log: EngineLog, kind: str, extra_bytes: int) -> EngineLog:
+    """The log with a further buffer of that kind."""
+    return replace(log, buffers=(*log.buffers, Buffer(kind=kind, device="CPU", size_bytes=extra_bytes)))  # type: ignore[arg-type]
+
+
+def rows_of(plan: MemoryPlan, measurement: Measurement) -> dict[str, Row]:
+    return {row.component: row for row in reconcile(plan, measurement).reserved}
+
+
+def test_a_plan_that_came_true_has_a_row_per_component_and_no_cause(plan: MemoryPlan, measured: Measure) -> None:
+    reconciliation = reconcile(plan, measured(plan))
+    assert [row.component for row in reconciliation.reserved] == [
+        "weights (CPU_Mapped)",
+        "weights (CPU_REPACK)",
+        "kv",
+        "compute",
+        "output",
+    ]
+    assert [(row.cause, row.delta_bytes) for row in reconciliation.reserved] == [("", 0)] * 5
+    assert (reconciliation.resident.cause, reconciliation.resident.delta_bytes) == ("", 0)
+
+
+def test_two_caches_are_one_row(plan: MemoryPlan, measured: Measure) -> None:
+    assert rows_of(plan, measured(plan))["kv"].predicted_bytes == plan.bytes(component="kv")
+
+
+@pytest.mark.parametrize("kind", ["kv", "output"])
+def test_an_exact_figure_that_differs_is_unexplained(plan: MemoryPlan, measured: Measure, kind: str) -> None:
+    log = with_more(measured(plan).log, kind, MIB)
+    row = rows_of(plan, measured(plan, log=log))[kind]
+    assert row.cause == UNEXPLAINED
+    assert row.delta_bytes == pytest.approx(MIB, abs=MIB // 50)
+
+
+def test_a_compute_buffer_within_its_range_is_called_so(plan: MemoryPlan, measured: Measure) -> None:
+    extra = plan.bytes(component="compute") // 50
+    row = rows_of(plan, measured(plan, log=with_more(measured(plan).log, "compute", extra)))["compute"]
+    assert row.cause.startswith("within the range of the estimate (")
+    assert row.delta_bytes == pytest.approx(extra, abs=MIB // 50)
+
+
+def test_a_compute_buffer_out_of_its_range_is_unexplained(plan: MemoryPlan, measured: Measure) -> None:
+    extra = plan.bytes(component="compute") // 10
+    row = rows_of(plan, measured(plan, log=with_more(measured(plan).log, "compute", extra)))["compute"]
+    assert row.cause == UNEXPLAINED
+
+
+@pytest.mark.parametrize("kind", ["kv", "compute", "output"])
+def test_a_line_that_is_missing_is_not_a_zero(plan: MemoryPlan, measured: Measure, kind: str) -> None:
+    row = rows_of(plan, measured(plan, log=without(measured(plan).log, kind)))[kind]
+    assert (row.measured_bytes, row.delta_bytes) == (None, None)
+    assert row.cause == "this engine's log does not say"
+
+
+def test_a_log_without_any_buffer_explains_nothing_and_accuses_nobody(plan: MemoryPlan, measured: Measure) -> None:
+    rows = reconcile(plan, measured(plan, log=EngineLog())).reserved
+    assert {row.cause for row in rows} == {"this engine's log does not say"}
+
+
+def test_an_engine_that_rearranges_nothing_is_told_by_what_it_was_built_for(
+    plan: MemoryPlan, measured: Measure
+) -> None:
+    log = replace(without(measured(plan).log, "model", "CPU_REPACK"), cpu_features=frozenset({"SSE3", "AVX"}))
+    row = rows_of(plan, measured(plan, log=log))["weights (CPU_REPACK)"]
+    assert row.measured_bytes == 0
+    assert row.cause == "this engine rearranges other types than this processor could: it is built for AVX"
+    silent = replace(log, cpu_features=frozenset())
+    cause = rows_of(plan, measured(plan, log=silent))["weights (CPU_REPACK)"].cause
+    assert cause == "this engine rearranges other types than this processor could"
+
+
+def test_a_buffer_that_was_not_predicted_has_a_row_of_its_own(plan: MemoryPlan, measured: Measure) -> None:
+    log = with_more(measured(plan).log, "model", 3 * MIB)
+    row = rows_of(plan, measured(plan, log=log))["weights (CPU)"]
+    assert (row.predicted_bytes, row.measured_bytes, row.cause) == (0, 3 * MIB, UNEXPLAINED)
+
+
+# Resident memory -------------------------------------------------------------------------------------------
+
+
+def test_the_overhead_is_what_is_left_when_all_else_is_taken_away(plan: MemoryPlan, measured: Measure) -> None:
+    process = next(a for a in plan.allocations if a.buffer == "process")
+    resident = plan.resident_bytes() + 50 * MIB
+    reconciliation = reconcile(plan, measured(plan, resident_bytes=resident))
+    assert reconciliation.learned_overhead_bytes == process.resident_bytes + 50 * MIB
+
+
+def test_a_learned_overhead_makes_the_same_run_come_true(
+    gemma: Model, hardware: Hardware, plan: MemoryPlan, measured: Measure
+) -> None:
+    resident = plan.resident_bytes() + 50 * MIB
+    learned = reconcile(plan, measured(plan, resident_bytes=resident)).learned_overhead_bytes
+    again = predict(gemma, plan.launch, hardware, prompt_tokens=600, overhead_bytes=learned)
+    assert again.resident_bytes() == resident
+
+
+def test_an_overhead_is_never_negative(plan: MemoryPlan, measured: Measure) -> None:
+    assert reconcile(plan, measured(plan, resident_bytes=MIB)).learned_overhead_bytes == 0
+
+
+def test_the_first_run_puts_a_difference_down_to_the_estimate(plan: MemoryPlan, measured: Measure) -> None:
+    row = reconcile(plan, measured(plan, resident_bytes=plan.resident_bytes() + 50 * MIB)).resident
+    assert row.delta_bytes == 50 * MIB
+    assert row.cause.startswith("program and vocabulary hold ")
+    assert row.cause.endswith(": learned now")
+
+
+def test_later_runs_have_no_such_excuse(gemma: Model, hardware: Hardware, measured: Measure) -> None:
+    plan = predict(gemma, Launch.for_users(2, 2048), hardware, overhead_bytes=60 * MIB, prompt_tokens=600)
+    assert reconcile(plan, measured(plan, resident_bytes=plan.resident_bytes() + 50 * MIB)).resident.cause == (
+        UNEXPLAINED
+    )
+    assert reconcile(plan, measured(plan, resident_bytes=plan.resident_bytes() + MIB)).resident.cause == ""
+
+
+def test_a_system_that_does_not_tell_is_not_held_against_the_plan(plan: MemoryPlan, measured: Measure) -> None:
+    reconciliation = reconcile(plan, measured(plan, resident_bytes=None))
+    assert reconciliation.resident.cause == "this system does not say what a process holds"
+    assert reconciliation.resident.delta_bytes is None
+    assert reconciliation.learned_overhead_bytes is None
