@@ -43,4 +43,7 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     if match is None:
         raise UsageError(f"{text!r} is not a size.", "Write it like 16G or 512M.")
-    return round(float(match[1]) * _SUFFIXES[match[2].upper()])
+    size = round(float(match[1]) * _SUFFIXES[match[2].upper()])
+    if not match[2] and size < MIB:
+        raise UsageError(f"{text!r} would be {size} bytes.", f"Did you mean {text.strip()}G?")
+    return size

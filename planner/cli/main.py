@@ -26,8 +26,8 @@ _COMMANDS = {
 }
 """Command: module and function; a module is imported when its command runs, so that each starts fast."""
 
-_NO_MODEL = ""
-"""What `--measure` stands for without a model behind it."""
+_NO_MODEL = "\0"
+"""What `--measure` stands for without a model behind it: nothing that a person can type."""
 
 
 class _LazyGroup(click.Group):
@@ -96,7 +96,7 @@ def cli(
         from planner.cli.measure import run_measure
 
         run_measure(
-            model=measured or None,
+            model=None if measured == _NO_MODEL else measured,
             context=context,
             users=users,
             engine=engine,

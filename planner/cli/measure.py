@@ -112,6 +112,7 @@ def run_measure(
                 hardware,
                 [run_document(run) for run in campaign.runs],
                 campaign.not_run,
+                [(failure.launch, str(failure.error)) for failure in campaign.failed],
                 campaign.recommendation,
                 campaign.recommended_command,
             )
@@ -236,6 +237,8 @@ def _mib(size_bytes: int | None) -> str:
 def render_campaign(campaign: Campaign) -> str:
     """What to use."""
     lines = [""]
+    for failure in campaign.failed:
+        lines.append(labelled("Failed", f"{failure.launch.cache_type_k}: {failure.error}"))
     for plan in campaign.not_run:
         lines.append(labelled("Not run", f"{plan.launch.cache_type_k}: {plan.verdict_reason}"))
     if campaign.recommendation is None or campaign.recommended_command is None:

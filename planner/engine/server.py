@@ -131,8 +131,11 @@ class LlamaServer:
                 self._lines.append(line)
                 self._log = read_line(self._log, line)
 
-    def wait_ready(self) -> None:
-        """Wait until the model is loaded. Raises EngineError when it dies before, or never gets there."""
+    def wait_ready(self, on_wait: Callable[[], None] = lambda: None) -> None:
+        """Wait until the model is loaded, calling `on_wait` meanwhile.
+
+        Raises EngineError when the server dies before, or never gets there.
+        """
         deadline = time.monotonic() + self._ready_timeout_s
         while not self._healthy():
             self.check_alive()
@@ -142,6 +145,7 @@ class LlamaServer:
                     f"llama-server was not ready after {self._ready_timeout_s:g} seconds. It last said: {said}.",
                     "Give it more time with --ready-timeout SECONDS.",
                 )
+            on_wait()
             self.pause(POLL_S)
 
     def pause(self, seconds: float) -> None:

@@ -170,16 +170,18 @@ def measure_document(
     hardware: Hardware,
     runs: Sequence[Document],
     skipped: Sequence[MemoryPlan],
+    failed: Sequence[tuple[Launch, str]],
     recommendation: Recommendation | None,
     command: str | None,
 ) -> Document:
-    """The main job: every run, what did not fit, and the launch to use. `runs` are `run_document`s."""
+    """The main job: every run (`run_document`), what did not fit, what failed, and the launch to use."""
     return {
         "schema_version": SCHEMA_VERSION,
         "model": model_document(model),
         "hardware": hardware_document(hardware),
         "runs": list(runs),
         "not_run": [_plan_body(plan) for plan in skipped],
+        "failed": [{"launch": launch_document(launch), "error": error} for launch, error in failed],
         "recommendation": None
         if recommendation is None
         else {

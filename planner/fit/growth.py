@@ -13,14 +13,14 @@ from planner.units import MIB
 CACHE_RAM_STEP_MIB = 256
 
 
-def bound_growth(model: Model, launch: Launch, hardware: Hardware) -> Launch:
+def bound_growth(model: Model, launch: Launch, hardware: Hardware, *, overhead_bytes: int | None = None) -> Launch:
     """The launch with a prompt cache and checkpoints that the machine can hold beside everything else.
 
     llama-server's defaults (8192 MiB and 32 checkpoints per slot) are an out-of-memory plan on a small
     machine. A launch that grows no further than memory allows comes back unchanged; so does one that does
     not fit in the first place, since nothing that grows is to blame.
     """
-    plan = predict(model, launch, hardware)
+    plan = predict(model, launch, hardware, overhead_bytes=overhead_bytes)
     headroom = plan.headroom_bytes(hardware.host)
     if headroom is None or headroom < hardware.host.margin_bytes:
         return launch

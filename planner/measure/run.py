@@ -36,7 +36,7 @@ def measure(
     once, nothing yet in the prompt cache. Raises EngineError (the engine died, refused, never got ready) and
     Cancelled; in every case the server has ended when this returns.
     """
-    command = (str(engine.path), *server_arguments(launch, model.path.resolve(), engine.flags))
+    command = (str(engine.path), *server_arguments(launch, model.path.absolute(), engine.flags))
     context = resolve_context(launch, model.hyperparameters.n_ctx_train)
     workload = workload_for(context)
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -52,7 +52,7 @@ def measure(
             on_progress(Progress(phase=phase, done=done, total=total, resident_bytes=watcher.resident_bytes))
 
         report("loading")
-        server.wait_ready()
+        server.wait_ready(lambda: report("loading"))
         load_seconds = time.monotonic() - start
         report("ready")
         ready = watcher.take()

@@ -98,14 +98,12 @@ def _complete(server: LlamaServer, slot: int, prompt: list[int], workload: Workl
 def _collect(
     server: LlamaServer, futures: list[Future[list[float]]], on_answer: Callable[[int], None]
 ) -> list[list[float]]:
-    answered = -1
     while True:
         done = [future for future in futures if future.done()]
         for future in done:
             future.result()
-        if len(done) != answered:
-            answered = len(done)
-            on_answer(answered)
+        answered = len(done)
+        on_answer(answered)
         if answered == len(futures):
             return [future.result() for future in futures]
         server.check_alive()

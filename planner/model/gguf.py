@@ -161,16 +161,19 @@ class _Cursor:
             "Download it again.",
         )
 
+    def _cut_off(self, start: int, count: int) -> ModelError:
+        return ModelError(
+            f"{self._name} is cut off inside its header: at byte {start:,} it needs {count:,} more bytes, "
+            f"and the file ends at {self._size:,}.",
+            "Download it again.",
+        )
+
     def need(self, count: int) -> int:
         """Make `count` more bytes available and step over them; the offset where they start."""
         start = self.position
         end = start + count
         if end > self._size:
-            raise ModelError(
-                f"{self._name} is cut off inside its header: at byte {start:,} it needs {count:,} more bytes, "
-                f"and the file ends at {self._size:,}.",
-                "Download it again.",
-            )
+            raise self._cut_off(start, count)
         if end > MAX_HEADER_BYTES:
             raise self.broken(
                 f"does not end within {MAX_HEADER_BYTES:,} bytes: it claims {count:,} for its next value"
@@ -207,6 +210,8 @@ class _Cursor:
         """Step over `count` strings. Vocabularies make this the hot loop: it runs on what is loaded already,
         without a check of its own, since unpacking beyond that raises.
         """
+        if count * 8 > self._size - self.position:
+            raise self._cut_off(self.position, count * 8)
         unpack = _U64.unpack_from
         strings = iter(range(count))
         while True:

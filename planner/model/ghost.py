@@ -7,6 +7,8 @@ ghost takes a few megabytes of disk, however large the model, or is refused.
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -141,13 +143,25 @@ def temporary_ghost(entry: CatalogueEntry, directory: Path | None = None) -> Ite
     try:
         parent.mkdir(parents=True, exist_ok=True)
         # On Windows a server that is still exiting keeps the file open; the block's result matters more.
-        folder = tempfile.TemporaryDirectory(prefix=f"{entry.name}-", dir=parent, ignore_cleanup_errors=True)
+        _sweep(parent)
+        prefix = f"{entry.name}.{os.getpid()}."
+        folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
     except OSError as error:
         raise ModelError(
             f"Cannot make a folder for the ghost in {parent}: {error.strerror}.", "Check its permissions."
         ) from error
     with folder as name:
         yield write_ghost(entry, Path(name))
+
+
+def _sweep(parent: Path) -> None:
+    """Delete the ghosts of programs that were killed before they could do it themselves."""
+    import psutil
+
+    for folder in parent.glob("*.*.*"):
+        _, pid, _ = folder.name.rsplit(".", 2)
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _default_directory() -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.engine.find import Engine
-from planner.errors import DoesNotFitError, ModelError
+from planner.errors import DoesNotFitError, EngineError, ModelError
 from planner.export.command import shell_command
 from planner.export.documents import run_document
 from planner.fit import Candidate, Recommendation, bound_growth, recommend
@@ -27,6 +27,14 @@ DEFAULT_USERS = 2
 DEFAULT_CONTEXT = 8192
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A launch that was started and came to nothing."""
+
+    launch: Launch
+    error: EngineError
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
     """What came of it."""
@@ -34,6 +42,8 @@ class Campaign:
     runs: tuple[Reconciliation, ...]
     not_run: tuple[MemoryPlan, ...]
     """Launches that were predicted not to fit, so that nothing was started."""
+    failed: tuple[Failure, ...]
+    """Launches whose engine died, refused or hung, while another one ran."""
     recommendation: Recommendation | None
 
     @property
@@ -75,7 +85,8 @@ def check_fits(plans: Sequence[MemoryPlan]) -> None:
     """Raise DoesNotFitError when not one of these launches can be started."""
     if any(plan.verdict in (Verdict.FITS, Verdict.TIGHT) for plan in plans):
         return
-    least = min(plans, key=lambda plan: plan.bytes())
+    # One that is merely too big says more than one that llama.cpp would refuse.
+    least = min(plans, key=lambda plan: (plan.verdict is not Verdict.TOO_BIG, plan.bytes()))
     if least.verdict is Verdict.UNKNOWN:
         raise DoesNotFitError(
             f"Nothing was started, since it is not known whether it fits: {least.verdict_reason}",
@@ -104,9 +115,10 @@ def run_campaign(
 ) -> Campaign:
     """Measure every launch that fits, one after the other, and recommend one of them.
 
-    Memory is looked at anew before each. Raises DoesNotFitError before anything is started when none fits,
-    PlannerError when the record cannot be written, and whatever a measurement raises; runs that had ended by
-    then are in the record.
+    Memory is looked at anew before each, and an engine that fails with one launch is still tried with the
+    next. Raises DoesNotFitError before anything is started when none fits, PlannerError when the record cannot
+    be written, and the first EngineError when every launch failed; runs that had ended by then are in the
+    record.
     """
     if not force:
         check_fits([_plan(model, launch, detect(), engine, record) for launch in launches])
@@ -114,6 +126,7 @@ def run_campaign(
         record.check_writable()
     runs: list[Reconciliation] = []
     not_run: list[MemoryPlan] = []
+    failed: list[Failure] = []
     for index, launch in enumerate(launches):
         plan = _plan(model, launch, detect(), engine, record)
         if plan.verdict not in (Verdict.FITS, Verdict.TIGHT) and not force:
@@ -123,23 +136,31 @@ def run_campaign(
         def report(progress: Progress, index: int = index) -> None:
             on_progress(index, progress)
 
-        measurement = measure(
-            model,
-            launch,
-            engine,
-            on_progress=report,
-            cancelled=cancelled,
-            ready_timeout_s=ready_timeout_s,
-        )
+        try:
+            measurement = measure(
+                model,
+                launch,
+                engine,
+                on_progress=report,
+                cancelled=cancelled,
+                ready_timeout_s=ready_timeout_s,
+            )
+        except EngineError as error:
+            failed.append(Failure(launch, error))
+            continue
         run = reconcile(plan, measurement)
         if record is not None:
             record.append(model, run, run_document(run))
         runs.append(run)
         on_run(run)
+    if failed and not runs:
+        raise failed[0].error
+    candidates = [*map(_candidate, runs), *map(_unmeasured, not_run)]
     return Campaign(
         runs=tuple(runs),
         not_run=tuple(not_run),
-        recommendation=recommend([_candidate(run) for run in runs]),
+        failed=tuple(failed),
+        recommendation=recommend(candidates),
     )
 
 
@@ -150,6 +171,10 @@ def _plan(model: Model, launch: Launch, hardware: Hardware, engine: Engine, reco
         context = resolve_context(launch, model.hyperparameters.n_ctx_train)
         prompt_tokens = workload_for(context).prompt_tokens
     return predict(model, launch, hardware, overhead_bytes=overhead, prompt_tokens=prompt_tokens)
+
+
+def _unmeasured(plan: MemoryPlan) -> Candidate:
+    return Candidate(launch=plan.launch, plan=plan, resident_bytes=plan.resident_bytes())
 
 
 def _candidate(run: Reconciliation) -> Candidate:

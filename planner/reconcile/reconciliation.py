@@ -50,7 +50,7 @@ class Reconciliation:
     reserved: tuple[Row, ...]
     resident: Row
     learned_overhead_bytes: int | None
-    """What the process held beside everything that the plan names; None where it could not be read."""
+    """What the process held beside everything that the plan names; None where it could not be told."""
 
 
 def reconcile(plan: MemoryPlan, measurement: Measurement) -> Reconciliation:
@@ -135,10 +135,12 @@ def _resident_row(plan: MemoryPlan, measurement: Measurement, learned: int | Non
 
 
 def _resident_cause(plan: MemoryPlan, predicted: int, measured: int | None, learned: int | None) -> str:
-    if measured is None or learned is None:
+    if measured is None:
         return "this system does not say what a process holds"
     if abs(measured - predicted) <= RESIDENT_TOLERANCE * measured:
         return ""
+    if learned is None:
+        return "prompts shorter than a ubatch are computed together or apart, as chance will have it"
     process = _process(plan)
     if process is not None and process.certainty == "estimated":
         # The one figure that was guessed; whether the rest is right shows in the next run.
@@ -160,6 +162,8 @@ def _learned_overhead(plan: MemoryPlan, measurement: Measurement) -> int | None:
     """The process's share of the resident memory, with every buffer as llama.cpp reserved it."""
     measured = measurement.steady.resident_bytes
     process = _process(plan)
-    if measured is None or process is None:
+    if measured is None or process is None or plan.context is None:
         return None
+    if measurement.everyone.users > 1 and measurement.everyone.prompt_tokens < plan.context.n_ubatch:
+        return None  # how much of the compute buffer was used is then left to chance
     return max(0, measured - (plan.resident_bytes() - process.resident_bytes))

@@ -91,7 +91,7 @@ def _trained_context(model: Model) -> int:
 
 
 def _bounded(model: Model, cell: Cell, hardware: Hardware, overhead_bytes: int | None) -> Cell:
-    launch = bound_growth(model, cell.plan.launch, hardware)
+    launch = bound_growth(model, cell.plan.launch, hardware, overhead_bytes=overhead_bytes)
     if launch == cell.plan.launch:
         return cell
     return replace(cell, plan=predict(model, launch, hardware, overhead_bytes=overhead_bytes))

@@ -47,7 +47,7 @@ def test_a_context_is_written_as_people_write_it(count: int, text: str) -> None:
         ("1.5g", 3 * GIB // 2),
         ("2T", 2048 * GIB),
         ("8k", 8192),
-        (" 100 ", 100),
+        (" 16777216 ", 16777216),
     ],
 )
 def test_a_size_is_read_as_people_write_it(text: str, size: int) -> None:
@@ -59,3 +59,8 @@ def test_what_is_no_size_is_quoted_with_the_way_out(text: str) -> None:
     with pytest.raises(UsageError, match=r"is not a size\. Write it like 16G or 512M\.") as caught:
         parse_size(text)
     assert repr(text) in str(caught.value)
+
+
+def test_a_bare_small_number_is_taken_for_a_forgotten_unit() -> None:
+    with pytest.raises(UsageError, match="Did you mean 12G"):
+        parse_size("12")

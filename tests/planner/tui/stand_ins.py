@@ -163,7 +163,7 @@ def quick_measurement(
         one=speed,
         log_text="",
     )
-    return Campaign(runs=(reconcile(plan, measurement),), not_run=(), recommendation=None)
+    return Campaign(runs=(reconcile(plan, measurement),), not_run=(), failed=(), recommendation=None)
 
 
 # Waiting --------------------------------------------------------------------------------------------------
