@@ -6,7 +6,9 @@ pool. `Hardware.detect()` asks `probes` about this machine, `Hardware.simulate()
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from planner.errors import UsageError
 from planner.units import MIB
@@ -36,6 +38,25 @@ class Pool:
         return min(1024 * MIB, (self.usable_bytes or 0) // 10)
 
 
+DeviceKind = Literal["cpu", "cuda", "rocm", "metal", "vulkan", "sycl", "rpc", "other"]
+
+_KINDS: dict[str, DeviceKind] = {
+    "CPU": "cpu",
+    "CUDA": "cuda",
+    "ROCm": "rocm",
+    "MTL": "metal",
+    "Metal": "metal",
+    "Vulkan": "vulkan",
+    "SYCL": "sycl",
+    "RPC": "rpc",
+}
+
+
+def kind_of_device(name: str) -> DeviceKind:
+    """The back end behind llama.cpp's name of a device: `CUDA0`, `RPC0[127.0.0.1:50052]`, ..."""
+    return next((kind for prefix, kind in _KINDS.items() if name.startswith(prefix)), "other")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """Where llama.cpp places buffers."""
@@ -44,6 +65,18 @@ class Device:
     """llama.cpp's name: `CPU`, `CUDA0`, ..."""
     pool: str
     """Name of the pool it draws on."""
+    max_allocation_bytes: int | None = None
+    """Largest single buffer that it can make; None where nothing limits it."""
+
+    @property
+    def kind(self) -> DeviceKind:
+        """Its back end."""
+        return kind_of_device(self.name)
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is the processor itself, which llama.cpp does not count among the devices."""
+        return self.kind == "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,24 +123,62 @@ class Hardware:
         cls,
         *,
         ram: int,
+        vram: Sequence[int] = (),
+        max_allocation: int | None = None,
         cpu_features: frozenset[str] = frozenset({"avx", "avx2", "f16c", "fma", "bmi2"}),
         cpu_architecture: str = "x86_64",
     ) -> Hardware:
-        """A machine with `ram` bytes of free host memory, no accelerator, and a processor with AVX2."""
-        if ram <= 0:
-            raise UsageError(f"ram is {ram} bytes; a machine needs some.")
+        """A machine with `ram` bytes of free host memory, a processor with AVX2, and one CUDA card for each
+        entry of `vram` with so many bytes free (and no buffer larger than `max_allocation`).
+        """
+        if min((ram, *vram)) <= 0:
+            raise UsageError("A simulated machine needs RAM, and each of its cards needs VRAM.")
+        cards = [f"CUDA{index}" for index in range(len(vram))]
         return cls(
-            pools=(Pool(name=HOST_POOL, total_bytes=ram, usable_bytes=ram, source="simulated"),),
-            devices=(Device(name=CPU_DEVICE, pool=HOST_POOL),),
+            pools=(
+                *(_simulated(name, size) for name, size in zip(cards, vram, strict=True)),
+                _simulated(HOST_POOL, ram),
+            ),
+            devices=(
+                *(Device(name=name, pool=name, max_allocation_bytes=max_allocation) for name in cards),
+                Device(name=CPU_DEVICE, pool=HOST_POOL),
+            ),
             cpu_architecture=cpu_architecture,
             cpu_features=cpu_features,
         )
+
+    def with_accelerators(self, seen: Sequence[tuple[str, int, int]]) -> Hardware:
+        """The machine with the devices that an engine lists: name, total bytes and free bytes of each.
+
+        Metal draws on the one memory of the machine; every other device is taken for one with its own.
+        """
+        own = [entry for entry in seen if kind_of_device(entry[0]) != "metal"]
+        pools = tuple(
+            Pool(name=name, total_bytes=total, usable_bytes=min(free, total), source="the engine's --list-devices")
+            for name, total, free in own
+        )
+        names = {pool.name for pool in pools}
+        devices = tuple(Device(name=name, pool=name if name in names else HOST_POOL) for name, _total, _free in seen)
+        return replace(self, pools=(*pools, *self.pools), devices=(*devices, *self.devices))
+
+    @property
+    def accelerators(self) -> tuple[Device, ...]:
+        """What llama.cpp calls devices, in its order: everything but the processor."""
+        return tuple(device for device in self.devices if not device.is_cpu)
 
     def pool_named(self, name: str) -> Pool:
         """The pool with this name."""
         return next(pool for pool in self.pools if pool.name == name)
 
+    def devices_of(self, pool: Pool) -> frozenset[str]:
+        """Names of the devices that draw on this pool."""
+        return frozenset(device.name for device in self.devices if device.pool == pool.name)
+
     @property
     def host(self) -> Pool:
         """The memory of the machine itself."""
         return self.pool_named(HOST_POOL)
+
+
+def _simulated(name: str, size: int) -> Pool:
+    return Pool(name=name, total_bytes=size, usable_bytes=size, source="simulated")

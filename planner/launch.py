@@ -17,12 +17,16 @@ CACHE_TYPES: tuple[CacheType, ...] = get_args(CacheType)
 """What `--cache-type-k` and `--cache-type-v` accept."""
 
 FlashAttention = Literal["auto", "on", "off"]
+SplitMode = Literal["none", "layer"]
+Speculation = Literal["none", "draft-mtp"]
 LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"]
 
 AUTO_SLOTS = 4
 """Slots of a server whose `--parallel` was left out; its cache is then unified."""
 MAX_SEQUENCES = 256
 """LLAMA_MAX_SEQ."""
+LARGEST_SHARE = 1e30
+"""Of `--tensor-split`: the sum of all shares is still a number in single precision."""
 CONTEXT_MULTIPLE = 256
 """llama.cpp rounds every context up to a multiple of this many tokens."""
 
@@ -56,7 +60,30 @@ class Launch:
     embeddings: bool = False
     """Whether it serves embeddings: then every token of a batch is an output."""
     device: str | None = None
-    """Devices to offload to (`--device`); `none` for the CPU alone, None for the server's own choice."""
+    """Devices to offload to (`--device`, comma-separated); `none` for the CPU alone, None for all there are."""
+    n_gpu_layers: int | None = None
+    """Layers on accelerators, the output layer counted first (`--n-gpu-layers`); None for all."""
+    split_mode: SplitMode = "layer"
+    main_gpu: int = 0
+    """The one device that is used with `split_mode` none."""
+    tensor_split: tuple[float, ...] = ()
+    """Shares of the devices (`--tensor-split`); empty splits by free memory."""
+    override_tensor: tuple[tuple[str, str], ...] = ()
+    """Pairs of a pattern searched in tensor names and the buffer type for those it is found in."""
+    cpu_moe: bool = False
+    """Whether all expert weights stay on the CPU."""
+    n_cpu_moe: int = 0
+    """Layers, from the first, whose expert weights stay on the CPU."""
+    n_cpu_ffn: int = 0
+    """Layers, from the first, whose dense feed-forward weights stay on the CPU."""
+    kv_offload: bool = True
+    """Whether caches lie with their layers; else all on the CPU."""
+    no_host: bool = False
+    """Whether host weights bypass the accelerator's pinned memory, so that they can be rearranged."""
+    spec_type: Speculation = "none"
+    """Whether the model's own blocks that predict further tokens (MTP) guess ahead (`--spec-type`)."""
+    spec_draft_n_max: int = 3
+    """Tokens guessed at once (`--spec-draft-n-max`)."""
 
     def __post_init__(self) -> None:
         for name, lowest in (
@@ -65,16 +92,26 @@ class Launch:
             ("ubatch_size", 1),
             ("cache_ram", -1),
             ("ctx_checkpoints", 0),
+            ("main_gpu", 0),
+            ("n_cpu_moe", 0),
+            ("n_cpu_ffn", 0),
+            ("spec_draft_n_max", 1),
         ):
             if getattr(self, name) < lowest:
                 raise UsageError(f"{name} is {getattr(self, name)}, below the smallest possible {lowest}.")
         if self.parallel is not None and self.parallel < 1:
             raise UsageError(f"parallel is {self.parallel}; at least one person must be served.")
-        for field, words in (("flash_attn", get_args(FlashAttention)), ("load_mode", get_args(LoadMode))):
+        for field, words in (
+            ("flash_attn", get_args(FlashAttention)),
+            ("load_mode", get_args(LoadMode)),
+            ("split_mode", get_args(SplitMode)),
+            ("spec_type", get_args(Speculation)),
+        ):
             if getattr(self, field) not in words:
-                raise UsageError(
-                    f"{field} is {getattr(self, field)!r}.", f"llama-server knows {', '.join(words)}."
-                )
+                raise UsageError(f"{field} is {getattr(self, field)!r}.", f"llama-server knows {', '.join(words)}.")
+        # NaN is in no range.
+        if not all(0 <= share <= LARGEST_SHARE for share in self.tensor_split):
+            raise UsageError(f"tensor_split is {self.tensor_split}; a share is 0 or more.")
         for cache_type in (self.cache_type_k, self.cache_type_v):
             if cache_type not in CACHE_TYPES:
                 raise UsageError(
@@ -111,6 +148,11 @@ class Launch:
         return AUTO_SLOTS if self.parallel is None else self.parallel
 
     @property
+    def tokens_ahead(self) -> int:
+        """Tokens guessed at once; 0 where none are."""
+        return 0 if self.spec_type == "none" else self.spec_draft_n_max
+
+    @property
     def unified(self) -> bool:
         """Whether one cache serves all slots."""
         return self.parallel is None if self.kv_unified is None else self.kv_unified
@@ -129,6 +171,8 @@ class ResolvedContext:
     n_seq_max: int
     n_batch: int
     n_ubatch: int
+    n_rs_seq: int
+    """Earlier states kept beside the present one, of models whose state can be rolled back."""
 
 
 def resolve_context(launch: Launch, n_ctx_train: int) -> ResolvedContext:
@@ -152,4 +196,5 @@ def resolve_context(launch: Launch, n_ctx_train: int) -> ResolvedContext:
         n_seq_max=slots,
         n_batch=n_batch,
         n_ubatch=min(n_batch, launch.ubatch_size),
+        n_rs_seq=launch.tokens_ahead,
     )

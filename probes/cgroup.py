@@ -98,9 +98,7 @@ def _limits_of(files: Files, group: Group, highest_bytes: int) -> list[MemoryLim
         )
     reclaimable_bytes = min(_reclaimable(files, group.directory, names.reclaimable), used_bytes or 0)
     return [
-        MemoryLimit(
-            source=source, limit_bytes=limit_bytes, used_bytes=used_bytes, reclaimable_bytes=reclaimable_bytes
-        )
+        MemoryLimit(source=source, limit_bytes=limit_bytes, used_bytes=used_bytes, reclaimable_bytes=reclaimable_bytes)
         for source, limit_bytes in limits.items()
     ]
 

@@ -79,9 +79,7 @@ def _from_meminfo(text: str, root: Path) -> HostMemory:
             swap_total_bytes=figures["swap_total_bytes"],
             swap_free_bytes=figures["swap_free_bytes"],
             limits=limits,
-            sources=tuple(
-                f"{field}: {_MEMINFO} {names[field]}" for field, size in figures.items() if size is not None
-            ),
+            sources=tuple(f"{field}: {_MEMINFO} {names[field]}" for field, size in figures.items() if size is not None),
             warnings=(*warnings, *limit_warnings),
         )
     )
@@ -136,9 +134,7 @@ def _with_usable(memory: HostMemory) -> HostMemory:
     usable_bytes, reason = min(rooms, key=lambda room: room[0])
     warnings = memory.warnings
     if memory.available_bytes is None:
-        warnings += (
-            "usable_bytes: the control group's room alone, because what the host has available is unknown",
-        )
+        warnings += ("usable_bytes: the control group's room alone, because what the host has available is unknown",)
     return replace(
         memory,
         usable_bytes=usable_bytes,

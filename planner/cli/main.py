@@ -44,9 +44,7 @@ class _LazyGroup(click.Group):
         return command
 
 
-@click.command(
-    cls=_LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
-)
+@click.command(cls=_LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="planner")
 @click.option(
     "--measure",
@@ -136,9 +134,7 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _say("Stopped; nothing is left running.", EXIT_FAILED)
     except click.ClickException as error:
-        where = (
-            f" See `{error.ctx.command_path} --help`." if isinstance(error, click.UsageError) and error.ctx else ""
-        )
+        where = f" See `{error.ctx.command_path} --help`." if isinstance(error, click.UsageError) and error.ctx else ""
         return _say(f"{error.format_message()}{where}", error.exit_code)
     except UsageError as error:
         return _say(str(error), EXIT_USAGE)

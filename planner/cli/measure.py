@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from planner.campaign import DEFAULT_CONTEXT, DEFAULT_USERS, Campaign, launches_for, machine_of, run_campaign
 from planner.cli.progress import ProgressLine
 from planner.cli.render import format_count, labelled, launch_summary, render_hardware, render_table
 from planner.engine.find import Engine, find_engine
@@ -24,7 +25,6 @@ from planner.model import Model
 from planner.model.catalogue import load_catalogue
 from planner.model.discover import find_models, usual_folders
 from planner.model.ghost import temporary_ghost
-from planner.reconcile.campaign import DEFAULT_CONTEXT, DEFAULT_USERS, Campaign, launches_for, run_campaign
 from planner.reconcile.reconciliation import Reconciliation, Row
 from planner.reconcile.record import Record, default_folder
 from planner.units import format_bytes, format_mib
@@ -74,12 +74,11 @@ def run_measure(
 ) -> None:
     """Run the main job and print its report; errors are raised, for the entry point to put into words."""
     found = find_engine(engine)
-    hardware = Hardware.detect()
+    hardware = machine_of(found)
     with _chosen_model(model, hardware) as (opened, why):
         launches = launches_for(
             opened,
             hardware,
-            found,
             users=users or DEFAULT_USERS,
             ctx_per_user=context or _default_context(opened),
             cache_types=MAIN_CACHE_TYPES,
@@ -171,8 +170,7 @@ def _opening(model: Model, why: str, hardware: Hardware, engine: Engine) -> str:
         labelled("", f"Chosen because {why}."),
     ]
     if engine.devices:
-        names = ", ".join(device.name for device in engine.devices)
-        lines.append(labelled("Note", f"This version plans for the processor only; {names} is left alone."))
+        lines.append(labelled("Note", "Accelerators are planned from llama.cpp's source; no real one was seen yet."))
     return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ from planner.launch import Launch
 from planner.memory import Allocation, MemoryPlan
 from planner.model import Model
 from planner.model.gguf import LongArray
+from planner.model.layout import MemoryLayout
 from planner.units import format_bytes, format_mib
 
 
@@ -36,8 +37,11 @@ _WIDEST_TEXT = 110
 def render_plan(model: Model, plan: MemoryPlan) -> str:
     """One prediction: the launch, its components with their reasons, the verdict."""
     parts = [_model_line(model), _launch_line(plan), ""]
+    for device in plan.devices:
+        if len(plan.devices) > 1:
+            parts.append(f"━━ {device.name}: {format_bytes(device.total_bytes)}, {device.verdict.value}")
+        parts += [render_table(_PLAN_HEADER, map(_plan_row, device.allocations), "llrrrl"), ""]
     if plan.allocations:
-        parts += [render_table(_PLAN_HEADER, map(_plan_row, plan.allocations), "llrrrl"), ""]
         parts += ["Why (sizes in MiB)", *map(_reason, plan.allocations), ""]
     parts += [labelled(label, text) for label, text in _totals(plan)]
     parts += [labelled("Note", note) for note in plan.notes]
@@ -77,18 +81,16 @@ def labelled(label: str, text: str, *, indent: int = 10) -> str:
 def _certainty(allocation: Allocation) -> str:
     if allocation.low_bytes is None or allocation.high_bytes is None or not allocation.reserved_bytes:
         return allocation.certainty
-    percent = max(
-        allocation.reserved_bytes - allocation.low_bytes, allocation.high_bytes - allocation.reserved_bytes
-    )
+    percent = max(allocation.reserved_bytes - allocation.low_bytes, allocation.high_bytes - allocation.reserved_bytes)
     return f"{allocation.certainty} ±{100 * percent / allocation.reserved_bytes:.0f} %"
 
 
 def _totals(plan: MemoryPlan) -> list[tuple[str, str]]:
-    pool = plan.hardware.host
-    usable = "unknown" if pool.usable_bytes is None else format_bytes(pool.usable_bytes)
     lines = []
     if plan.context is not None:
-        lines.append(("Needed", f"{format_bytes(plan.bytes())} of {usable} usable host memory"))
+        for pool in plan.hardware.pools:
+            usable = "unknown" if pool.usable_bytes is None else format_bytes(pool.usable_bytes)
+            lines.append(("Needed", f"{format_bytes(plan.needed_bytes(pool))} of {usable} usable {pool.name} memory"))
         if plan.growth_bytes():
             lines.append(("Growth", f"up to {format_bytes(plan.growth_bytes())} more over the following days"))
     lines.append(("Verdict", f"{plan.verdict.value}: {plan.verdict_reason}"))
@@ -194,11 +196,22 @@ def _shape_rows(model: Model) -> list[tuple[str, str]]:
         ("GQA groups", f"{_span(shape.gqa_groups)} query heads share a key head"),
         ("Head size", f"K {shape.head_k}, V {shape.head_v}"),
     ]
+    if shape.is_mla:
+        rows.append(("Latent", f"keys of {shape.head_k} elements are cached, and no values (MLA)"))
+    if shape.n_layer < shape.n_layer_all:
+        rows.append(("Ahead", f"{shape.n_layer_all - shape.n_layer} blocks predict further tokens (MTP)"))
     if windowed:
         rows.append(("Window", f"{shape.n_swa:,} tokens on {windowed} of {shape.n_layer} layers"))
     if shape.n_expert:
         rows.append(("Experts", f"{shape.n_expert}, {shape.n_expert_used} used per token"))
+    rows.append(("Keeps", _kept(model.layout)))
     return rows
+
+
+def _kept(layout: MemoryLayout) -> str:
+    caches = [f"{cache.name} on {len(cache.layers)} layers" for cache in layout.caches if cache.layers]
+    states = [f"{state.name} state on {len(state.layers)} layers" for state in layout.states]
+    return ", ".join([*caches, *states]) or "nothing of the context"
 
 
 def _span(values: tuple[int, ...]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from planner.campaign import DEFAULT_CONTEXT, DEFAULT_USERS
 from planner.cli.render import render_hardware, render_table
 from planner.engine.find import find_engine
 from planner.errors import PlannerError
@@ -16,7 +17,6 @@ from planner.launch import Launch
 from planner.memory import predict
 from planner.model import Model
 from planner.model.discover import find_models, usual_folders
-from planner.reconcile.campaign import DEFAULT_CONTEXT, DEFAULT_USERS
 from planner.units import format_bytes
 
 

@@ -69,3 +69,30 @@ def _arguments(launch: Launch, model_path: Path) -> Iterator[_Argument]:
         yield _Argument("--embeddings")
     if launch.device is not None:
         yield _Argument("--device", launch.device)
+    if launch.spec_type != "none":
+        yield _Argument("--spec-type", launch.spec_type)
+        yield _Argument("--spec-draft-n-max", str(launch.spec_draft_n_max))
+    yield from _placement_arguments(launch)
+
+
+def _placement_arguments(launch: Launch) -> Iterator[_Argument]:
+    if launch.n_gpu_layers is not None:
+        yield _Argument("--n-gpu-layers", str(launch.n_gpu_layers))
+    if launch.split_mode != "layer":
+        yield _Argument("--split-mode", launch.split_mode)
+    if launch.main_gpu:
+        yield _Argument("--main-gpu", str(launch.main_gpu))
+    if launch.tensor_split:
+        yield _Argument("--tensor-split", ",".join(f"{share:g}" for share in launch.tensor_split))
+    if launch.override_tensor:
+        yield _Argument("--override-tensor", ",".join(f"{name}={place}" for name, place in launch.override_tensor))
+    if launch.cpu_moe:
+        yield _Argument("--cpu-moe")
+    if launch.n_cpu_moe:
+        yield _Argument("--n-cpu-moe", str(launch.n_cpu_moe))
+    if launch.n_cpu_ffn:
+        yield _Argument("--n-cpu-ffn", str(launch.n_cpu_ffn))
+    if not launch.kv_offload:
+        yield _Argument("--no-kv-offload")
+    if launch.no_host:
+        yield _Argument("--no-host")

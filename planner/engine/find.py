@@ -16,6 +16,7 @@ from typing import Literal
 from planner.engine.environment import without_settings
 from planner.engine.faults import describe_exit
 from planner.errors import EngineError
+from planner.units import MIB
 
 ENGINE_VARIABLE = "PLANNER_ENGINE"
 """Environment variable that names the llama-server to use."""
@@ -38,6 +39,8 @@ class EngineDevice:
 
     name: str
     description: str
+    total_bytes: int
+    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +146,16 @@ def parse_flags(help_text: str) -> frozenset[str]:
 def parse_devices(text: str) -> tuple[EngineDevice, ...]:
     """The devices of a `--list-devices`."""
     matches = (_DEVICE.match(line) for line in text.splitlines())
-    return tuple(EngineDevice(name=match["name"], description=match["description"]) for match in matches if match)
+    return tuple(
+        EngineDevice(
+            name=match["name"],
+            description=match["description"],
+            total_bytes=int(match["total"]) * MIB,
+            free_bytes=int(match["free"]) * MIB,
+        )
+        for match in matches
+        if match
+    )
 
 
 def _ask(path: Path, flag: str) -> str:
@@ -166,7 +178,5 @@ def _ask(path: Path, flag: str) -> str:
         ) from None
     output = result.stdout + result.stderr
     if result.returncode != 0:
-        raise EngineError(
-            f"{path} {flag} {describe_exit(result.returncode, output)}", "Name another with --engine."
-        )
+        raise EngineError(f"{path} {flag} {describe_exit(result.returncode, output)}", "Name another with --engine.")
     return output

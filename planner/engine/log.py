@@ -24,16 +24,15 @@ _MIB = r"=\s*(?P<mib>\d+[.,]\d+) MiB"
 _BUFFERS: tuple[tuple[BufferKind, re.Pattern[str]], ...] = (
     ("model", re.compile(r"load_tensors:\s*(?P<device>\S+) model buffer size\s*" + _MIB)),
     ("kv", re.compile(r":\s*(?P<device>\S+) KV buffer size\s*" + _MIB)),
-    ("state", re.compile(r":\s*(?P<device>\S+) RS buffer size\s*" + _MIB)),
+    ("state", re.compile(r":\s*(?P<device>\S+) (?:RS|DSV4 \S+ state) buffer size\s*" + _MIB)),
     ("compute", re.compile(r":\s*(?P<device>\S+) compute buffer size\s*" + _MIB)),
     ("output", re.compile(r":\s*(?P<device>\S+)\s+output buffer size\s*" + _MIB)),
 )
-_CACHE = re.compile(r"size =\s*[\d.,]+ MiB \(\s*(?P<cells>\d+) cells,\s*(?P<layers>\d+) layers")
+_CACHE = re.compile(r"llama_kv_cache: size =\s*[\d.,]+ MiB \(\s*(?P<cells>\d+) cells,\s*(?P<layers>\d+) layers")
 _CONTEXT = re.compile(r"llama_context: (?P<key>n_ctx_seq|n_ctx|n_batch|n_ubatch|n_seq_max)\s*= (?P<value>\d+)")
 _CHECKPOINT = re.compile(r"created context checkpoint .*size = (?P<mib>\d+[.,]\d+) MiB")
 _PROMPT_CACHE = re.compile(r"cache state: (?P<prompts>\d+) prompts, (?P<mib>\d+[.,]\d+) MiB")
 _NEW_MODEL = re.compile(r"load_tensors: loading model tensors")
-_NEW_CONTEXT = re.compile(r"constructing llama_context")
 _FEATURE = re.compile(r"\b(?P<name>[A-Z][A-Z0-9_]+) = 1\b")
 
 
@@ -43,9 +42,16 @@ class Buffer:
 
     kind: BufferKind
     device: str
-    """llama.cpp's buffer type: `CPU`, `CPU_Mapped`, `CPU_REPACK`, `CUDA0`, ..."""
+    """llama.cpp's buffer type: `CPU`, `CPU_Mapped`, `CPU_REPACK`, `CUDA0`, `CUDA_Host`, ..."""
     size_bytes: int
     """As printed, so true to `ROUNDING_BYTES`."""
+
+    @property
+    def placed_on(self) -> str:
+        """The device whose memory it takes: pinned and mapped host buffers are the host's."""
+        if self.device.startswith("CPU") or self.device.endswith("_Host"):
+            return "CPU"
+        return self.device.removesuffix("_Mapped")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +70,13 @@ class EngineLog:
     cpu_features: frozenset[str] = frozenset()
     """Instruction sets that the engine was built for and found: `AVX2`, `AVX512`, ..."""
 
-    def buffer_bytes(self, kind: BufferKind, device: str | None = None) -> int | None:
+    def of_kind(self, kind: BufferKind) -> tuple[Buffer, ...]:
+        """The buffers of this kind; none may mean that the log does not say."""
+        return tuple(buffer for buffer in self.buffers if buffer.kind == kind)
+
+    def buffer_bytes(self, kind: BufferKind, buffer_type: str | None = None) -> int | None:
         """The sum of these buffers; None when the log names none."""
-        sizes = [
-            buffer.size_bytes for buffer in self.buffers if buffer.kind == kind and device in (None, buffer.device)
-        ]
+        sizes = [buffer.size_bytes for buffer in self.of_kind(kind) if buffer_type in (None, buffer.device)]
         return sum(sizes) if sizes else None
 
 
@@ -85,8 +93,6 @@ def read_line(log: EngineLog, line: str) -> EngineLog:
     line = _ANSI.sub("", line)
     if _NEW_MODEL.search(line):
         return replace(log, buffers=(), cells=())
-    if _NEW_CONTEXT.search(line):
-        return replace(log, buffers=tuple(b for b in log.buffers if b.kind == "model"), cells=(), context={})
     if "buffer size" in line:
         for kind, pattern in _BUFFERS:
             if match := pattern.search(line):

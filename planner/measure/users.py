@@ -54,9 +54,7 @@ def prompt_tokens(server: LlamaServer, count: int, seed: int) -> list[int]:
     return (tokens * (count // len(tokens) + 1))[:count]
 
 
-def serve(
-    server: LlamaServer, users: int, workload: Workload, seed: int, on_answer: Callable[[int], None]
-) -> Speed:
+def serve(server: LlamaServer, users: int, workload: Workload, seed: int, on_answer: Callable[[int], None]) -> Speed:
     """Send one request per person at once, wait for all answers, and say how fast they came.
 
     Raises EngineError if the server refuses, breaks off, dies or stops short; Cancelled if the person asks.

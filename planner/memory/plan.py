@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from planner.hardware import Hardware, Pool
+from planner.hardware import CPU_DEVICE, Hardware, Pool
 from planner.launch import Launch, ResolvedContext
 from planner.units import format_bytes
 
@@ -31,6 +31,9 @@ class Verdict(StrEnum):
     REFUSED = "refused"
     UNKNOWN = "unknown"
 
+
+_NOT_ONE_BUFFER: tuple[Component, ...] = ("weights", "overhead")
+"""Weights are split over several buffers, and what a driver takes is none of llama.cpp's."""
 
 _WORST_FIRST = (Verdict.REFUSED, Verdict.TOO_BIG, Verdict.UNKNOWN, Verdict.TIGHT, Verdict.FITS)
 
@@ -55,6 +58,13 @@ class Allocation:
     high_bytes: int | None = None
     reason: str
     """The formula with its values, for a person to check by hand."""
+    on_demand: bool = False
+    """Whether it is mapped and read row by row, so that it needs no memory of its own."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """What must be free for it at the start."""
+        return self.resident_bytes if self.on_demand else self.reserved_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +74,27 @@ class DevicePlan:
     name: str
     pool: Pool
     allocations: tuple[Allocation, ...]
-    verdict: Verdict
+    max_allocation_bytes: int | None
+    pool_verdict: Verdict
+    """Whether all that lies in its pool fits there."""
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is the processor itself."""
+        return self.name == CPU_DEVICE
+
+    @property
+    def oversized(self) -> Allocation | None:
+        """A single buffer of llama.cpp's that is larger than the device can allocate."""
+        if self.max_allocation_bytes is None:
+            return None
+        single = [a for a in self.allocations if a.component not in _NOT_ONE_BUFFER]
+        return next((a for a in single if a.reserved_bytes > self.max_allocation_bytes), None)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it fits: as the pool, unless a single buffer is larger than the device can allocate."""
+        return Verdict.TOO_BIG if self.oversized else self.pool_verdict
 
     @property
     def components(self) -> dict[Component, int]:
@@ -125,7 +155,8 @@ class MemoryPlan:
                 name=device.name,
                 pool=self.hardware.pool_named(device.pool),
                 allocations=tuple(self._selected(None, device.name)),
-                verdict=self._pool_verdict(self.hardware.pool_named(device.pool)),
+                max_allocation_bytes=device.max_allocation_bytes,
+                pool_verdict=self._pool_verdict(self.hardware.pool_named(device.pool)),
             )
             for device in self.hardware.devices
             if any(self._selected(None, device.name))
@@ -137,48 +168,79 @@ class MemoryPlan:
         if self.refusal:
             return Verdict.REFUSED
         verdicts = {self._pool_verdict(pool) for pool in self.hardware.pools}
+        verdicts |= {device.verdict for device in self.devices}
         if self.missing:
             verdicts.add(Verdict.UNKNOWN)
         return next(verdict for verdict in _WORST_FIRST if verdict in verdicts)
 
     @property
     def verdict_reason(self) -> str:
-        """The verdict in one sentence, with its figures."""
+        """The verdict in one sentence, with its figures: of the pool that is worst off."""
         if self.refusal:
             return self.refusal
-        pool = min(self.hardware.pools, key=lambda pool: self.headroom_bytes(pool) or 0)
-        headroom = self.headroom_bytes(pool)
+        for device in self.devices:
+            if (largest := device.oversized) is not None:
+                return (
+                    f"The {largest.component} buffer on {device.name} takes {format_bytes(largest.reserved_bytes)} in "
+                    f"one piece, more than the {format_bytes(device.max_allocation_bytes or 0)} it can allocate."
+                )
+        pool = self._worst_pool()
+        headroom = self._sure_headroom(pool)
         if headroom is None:
             return f"How much {pool.name} memory is usable is not known ({pool.source})."
         if headroom < 0:
             return f"{format_bytes(-headroom)} more {pool.name} memory is needed than is usable now."
         if self.missing:
             return self.missing
+        return self._headroom_sentence(pool, headroom)
+
+    def _headroom_sentence(self, pool: Pool, headroom: int) -> str:
         left = f"{format_bytes(headroom)} of {pool.name} memory stay free"
-        grown = headroom - self.growth_bytes()
+        growth = self._pool_growth(pool)
         if headroom < pool.margin_bytes:
             return f"Only {left}, less than the {format_bytes(pool.margin_bytes)} that keep a machine well."
-        if grown < 0:
-            return f"{left} at first, but {format_bytes(self.growth_bytes())} may come on top later."
-        return f"{left}, and {format_bytes(grown)} after growth."
+        if self.launch.cache_ram < 0 and pool == self.hardware.host:
+            return f"{left} at first, and the prompt cache may take all of it (--cache-ram -1)."
+        if headroom < growth:
+            return f"{left} at first, but {format_bytes(growth)} may come on top later."
+        return f"{left}, and {format_bytes(headroom - growth)} after growth." if growth else f"{left}."
+
+    def _worst_pool(self) -> Pool:
+        def rank(pool: Pool) -> tuple[int, int]:
+            return _WORST_FIRST.index(self._pool_verdict(pool)), self.headroom_bytes(pool) or 0
+
+        return min(self.hardware.pools, key=rank)
 
     def needed_bytes(self, pool: Pool) -> int:
         """What the launch takes from this pool at the start."""
-        names = {device.name for device in self.hardware.devices if device.pool == pool.name}
-        return sum(allocation.reserved_bytes for allocation in self.allocations if allocation.device in names)
+        names = self.hardware.devices_of(pool)
+        return sum(allocation.needed_bytes for allocation in self.allocations if allocation.device in names)
 
     def headroom_bytes(self, pool: Pool) -> int | None:
         """What of the pool's usable memory stays free; negative when it does not fit."""
         return None if pool.usable_bytes is None else pool.usable_bytes - self.needed_bytes(pool)
 
-    def _pool_verdict(self, pool: Pool) -> Verdict:
+    def _sure_headroom(self, pool: Pool) -> int | None:
+        """The same; of what is only a range the least counts while so much is missing that it proves nothing."""
         headroom = self.headroom_bytes(pool)
+        if headroom is None or not self.missing:
+            return headroom
+        names = self.hardware.devices_of(pool)
+        ranges = [a for a in self.allocations if a.device in names and a.low_bytes is not None]
+        return headroom + sum(max(0, a.needed_bytes - (a.low_bytes or 0)) for a in ranges)
+
+    def _pool_growth(self, pool: Pool) -> int:
+        names = self.hardware.devices_of(pool)
+        return sum(allocation.growth_bytes for allocation in self.allocations if allocation.device in names)
+
+    def _pool_verdict(self, pool: Pool) -> Verdict:
+        headroom = self._sure_headroom(pool)
         if headroom is None:
             return Verdict.UNKNOWN
         if headroom < 0:
             return Verdict.TOO_BIG
-        names = {device.name for device in self.hardware.devices if device.pool == pool.name}
-        growth = sum(self.growth_bytes(device=name) for name in names)
-        if headroom < max(pool.margin_bytes, growth):
+        # Without a limit the prompt cache takes whatever there is.
+        unlimited = self.launch.cache_ram < 0 and pool == self.hardware.host
+        if unlimited or headroom < max(pool.margin_bytes, self._pool_growth(pool)):
             return Verdict.TIGHT
         return Verdict.FITS

@@ -5,11 +5,24 @@ from __future__ import annotations
 from planner.errors import ModelError
 from planner.hardware import Hardware
 from planner.launch import MAX_SEQUENCES, Launch, resolve_context
-from planner.memory.compute import graph_sizes, plan_compute, plan_output
-from planner.memory.kv import kv_caches, kv_refusal, plan_kv
-from planner.memory.plan import MemoryPlan
-from planner.memory.server import plan_growth, plan_overhead
+from planner.memory.compute import (
+    LOOSE_TOLERANCE,
+    TOLERANCE,
+    WIDE_TOLERANCE,
+    graph_sizes,
+    plan_compute,
+    plan_output,
+)
+from planner.memory.draft import draft_refusal, plan_draft
+from planner.memory.kv import kv_caches, kv_refusal, plan_kv, plan_states
+from planner.memory.placement import place, placement_refusal
+from planner.memory.plan import Allocation, MemoryPlan
+from planner.memory.server import plan_drivers, plan_growth, plan_overhead
+from planner.memory.unknown import guess_plan
 from planner.memory.weights import plan_weights
+from planner.model.architectures import UNSUPPORTED
+from planner.model.hyperparameters import Hyperparameters
+from planner.model.layout import MemoryLayout
 from planner.model.model import Model
 
 
@@ -30,49 +43,85 @@ def predict(
     Always answers with a plan: a launch that llama.cpp would refuse and a model that is not understood are
     verdicts. Arguments that make no sense raised already, in `Launch`.
     """
-    weights = plan_weights(model, launch, hardware)
+    refusal = placement_refusal(launch, hardware)  # of the machine's devices, whatever the model
+    if refusal:
+        return MemoryPlan(launch=launch, hardware=hardware, context=None, allocations=(), refusal=refusal)
     if model.rules is None:
-        return MemoryPlan(
-            launch=launch,
-            hardware=hardware,
-            context=None,
-            allocations=weights,
-            missing=(
-                f"The KV cache and compute buffers of the architecture {model.architecture!r} are not known to "
-                "this version; only its weights are."
-            ),
-        )
+        return guess_plan(model, launch, hardware)
     try:
-        shape = model.hyperparameters
+        shape, layout = model.hyperparameters, model.layout
     except ModelError as error:
-        return MemoryPlan(
-            launch=launch, hardware=hardware, context=None, allocations=weights, refusal=error.message
-        )
-    refusal = kv_refusal(shape, launch)
-    if launch.slots > MAX_SEQUENCES:
-        refusal = f"llama.cpp serves at most {MAX_SEQUENCES} slots, not {launch.slots}: use fewer."
+        return MemoryPlan(launch=launch, hardware=hardware, context=None, allocations=(), refusal=str(error))
+    placement = place(shape.n_layer_all, launch, hardware)
+    weights = plan_weights(model, launch, hardware, placement)
+    refusal = _refusal(model, shape, layout, launch)
     if refusal:
         return MemoryPlan(launch=launch, hardware=hardware, context=None, allocations=weights, refusal=refusal)
     context = resolve_context(launch, shape.n_ctx_train)
-    caches = kv_caches(shape, launch, context)
-    reserved = graph_sizes(shape, launch, context, caches)
-    at_work = graph_sizes(shape, launch, context, caches, prompt_tokens)
-    n_ctx_slot = min(context.n_ctx_seq, shape.n_ctx_train)
+    caches = kv_caches(layout, launch, context)
+    reserved = graph_sizes(shape, layout, launch, context, caches)
+    at_work = graph_sizes(shape, layout, launch, context, caches, prompt_tokens)
     return MemoryPlan(
         launch=launch,
         hardware=hardware,
         context=context,
-        n_ctx_slot=n_ctx_slot,
-        allocations=(
-            *weights,
-            *plan_kv(caches),
-            plan_compute(reserved, at_work),
-            plan_output(shape, launch, context),
-            *plan_overhead(shape, context, overhead_bytes),
-            *plan_growth(shape, launch, context, caches, prompt_tokens),
+        n_ctx_slot=min(context.n_ctx_seq, shape.n_ctx_train),
+        allocations=_in_order(
+            hardware,
+            [
+                *weights,
+                *plan_kv(caches, launch, placement),
+                *plan_states(layout, context, placement),
+                *plan_draft(shape, layout, launch, context, placement),
+                *plan_compute(reserved, at_work, placement, launch, _tolerance(shape, layout)),
+                plan_output(shape, launch, context),
+                *plan_drivers(placement),
+                *plan_overhead(shape, context, overhead_bytes),
+                *plan_growth(shape, launch, context, caches, prompt_tokens),
+            ],
         ),
         notes=_notes(model, launch, context.n_ctx_seq, shape.n_ctx_train),
     )
+
+
+def _refusal(model: Model, shape: Hyperparameters, layout: MemoryLayout, launch: Launch) -> str:
+    if model.architecture in UNSUPPORTED:
+        return f"llama-server cannot run {model.architecture!r}: {UNSUPPORTED[model.architecture]}."
+    contradicting = next(
+        (
+            tensor.name
+            for layer in range(shape.n_layer)
+            if not shape.n_head_kv[layer]
+            and (tensor := model.tensor(f"blk.{layer}.attn_k.weight"))
+            and not model.tensor(f"blk.{layer}.ssm_a")  # a delta net has keys, and no KV head
+        ),
+        "",
+    )
+    if contradicting:
+        return (
+            f"The metadata contradict the tensors: head_count_kv is 0 where {contradicting} lies. This file will "
+            "not load: convert or download it again."
+        )
+    if launch.slots > MAX_SEQUENCES:
+        return f"llama.cpp serves at most {MAX_SEQUENCES} slots, not {launch.slots}: use fewer."
+    return kv_refusal(shape, layout, launch) or draft_refusal(layout, launch)
+
+
+def _tolerance(shape: Hyperparameters, layout: MemoryLayout) -> float:
+    usual = [cache for cache in layout.caches if cache.name in ("KV", "non-SWA KV", "SWA KV")]
+    if layout.states or not layout.caches or len(usual) < len(layout.caches):
+        return LOOSE_TOLERANCE
+    if shape.n_expert or shape.is_mla:
+        return WIDE_TOLERANCE
+    return TOLERANCE
+
+
+def _in_order(hardware: Hardware, allocations: list[Allocation]) -> tuple[Allocation, ...]:
+    """By device in the machine's order, and within one by component as they come."""
+    if len(hardware.devices) == 1:
+        return tuple(allocations)
+    ranks = {device.name: rank for rank, device in enumerate(hardware.devices)}
+    return tuple(sorted(allocations, key=lambda allocation: ranks.get(allocation.device, len(ranks))))
 
 
 def _notes(model: Model, launch: Launch, n_ctx_seq: int, n_ctx_train: int) -> tuple[str, ...]:

@@ -6,9 +6,12 @@ Source: `tools/server/server-context.cpp` (prompt cache, checkpoints), `src/llam
 
 from __future__ import annotations
 
-from planner.hardware import CPU_DEVICE
+from collections.abc import Mapping
+
+from planner.hardware import CPU_DEVICE, DeviceKind, kind_of_device
 from planner.launch import Launch, ResolvedContext
 from planner.memory.kv import KvCache
+from planner.memory.placement import Placement
 from planner.memory.plan import Allocation
 from planner.model.hyperparameters import Hyperparameters
 from planner.units import MIB, format_bytes, format_mib
@@ -22,6 +25,40 @@ OVERHEAD_BASE_BYTES = 29 * MIB
 OVERHEAD_BYTES_PER_TOKEN = 149
 """Process, libraries and vocabulary, fitted to what two servers held without any buffer: 66 MiB with a
 vocabulary of 262,144 tokens, 36 MiB with 49,152. The first measurement replaces it."""
+
+
+DRIVER_BYTES: Mapping[DeviceKind, tuple[int, int, int]] = {
+    "cuda": (200 * MIB, 400 * MIB, 800 * MIB),
+    "rocm": (200 * MIB, 300 * MIB, 600 * MIB),
+    "vulkan": (20 * MIB, 100 * MIB, 400 * MIB),
+    "sycl": (50 * MIB, 200 * MIB, 500 * MIB),
+    "metal": (0, 50 * MIB, 300 * MIB),
+    "other": (0, 200 * MIB, 800 * MIB),
+}
+"""Least, likely and most that a driver takes on a device for itself, its kernels and workspaces. Ranges from
+public reports; not verified on hardware, and replaced by the first measurement of a card."""
+
+
+def plan_drivers(placement: Placement) -> list[Allocation]:
+    """What the driver takes on each accelerator beside llama.cpp's buffers."""
+    allocations = []
+    for device in dict.fromkeys(device for device in placement.layers if device != CPU_DEVICE):
+        least, likely, most = DRIVER_BYTES.get(kind_of_device(device), (0, 0, 0))
+        if most:
+            allocations.append(
+                Allocation(
+                    device=device,
+                    component="overhead",
+                    buffer="driver",
+                    reserved_bytes=likely,
+                    resident_bytes=likely,
+                    certainty="estimated",
+                    low_bytes=least,
+                    high_bytes=most,
+                    reason="context, kernels and workspaces of the driver, until they are measured here",
+                )
+            )
+    return allocations
 
 
 def plan_overhead(shape: Hyperparameters, context: ResolvedContext, learned_bytes: int | None) -> list[Allocation]:
@@ -67,7 +104,9 @@ def checkpoint_bytes(caches: tuple[KvCache, ...], context: ResolvedContext, n_sw
             continue
         cells = min(tokens, n_swa)
         size += 4 * context.n_stream + 4 + cells * 12 + 16
-        size += 2 * len(cache.layers) * 12 + cells * (cache.k_row_bytes + cache.v_row_bytes)
+        size += (2 if cache.layout.v_elements else 1) * len(cache.layout.layers) * 12 + cells * (
+            cache.k_row_bytes + cache.v_row_bytes
+        )
     return size
 
 

@@ -42,9 +42,7 @@ def _gguf_key(field: str) -> str:
     return re.sub(r"^(attention|rope)_", r"\1.", field)
 
 
-class CatalogueHyperparameters(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename=_gguf_key
-):
+class CatalogueHyperparameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename=_gguf_key):
     """The shape of a model, under llama.cpp's own key names; `None` where the file would not have the key."""
 
     block_count: _Count
@@ -210,9 +208,7 @@ def _decode_entry(raw: object, index: int, origin: str) -> CatalogueEntry:
         return msgspec.convert(raw, CatalogueEntry)
     except msgspec.ValidationError as error:
         problem = str(error).replace(" - at `$.", ": `")
-        raise ModelError(
-            f"{where}: {problem}.", "The comment at the top of the file explains each key."
-        ) from error
+        raise ModelError(f"{where}: {problem}.", "The comment at the top of the file explains each key.") from error
 
 
 def _check_struct_keys(raw: object, struct: type[msgspec.Struct], where: str) -> None:

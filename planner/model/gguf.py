@@ -74,6 +74,8 @@ class TensorInfo:
     type: GgmlType
     offset: int
     """Bytes from the start of the data section."""
+    shard: int = 0
+    """Which file of a split model holds it, from 0."""
 
     @property
     def elements(self) -> int:
@@ -175,9 +177,7 @@ class _Cursor:
         if end > self._size:
             raise self._cut_off(start, count)
         if end > MAX_HEADER_BYTES:
-            raise self.broken(
-                f"does not end within {MAX_HEADER_BYTES:,} bytes: it claims {count:,} for its next value"
-            )
+            raise self.broken(f"does not end within {MAX_HEADER_BYTES:,} bytes: it claims {count:,} for its next value")
         while len(self._data) < end:
             chunk = self._read(max(_CHUNK_BYTES, end - len(self._data)))
             if not chunk:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from planner.errors import ModelError
-from planner.model.architectures import ARCHITECTURES, Architecture, no_window
-from planner.model.gguf import GgufHeader, MetadataValue, TensorInfo, read_header
-from planner.model.hyperparameters import Hyperparameters, read_hyperparameters
+from planner.model.architectures import ARCHITECTURES, Architecture
+from planner.model.gguf import GgufHeader, MetadataValue, TensorInfo
+from planner.model.hyperparameters import Hyperparameters, Keys
+from planner.model.layout import MemoryLayout
+from planner.model.shards import model_file, read_files
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -18,35 +20,29 @@ class Model:
     """A GGUF model as its header describes it. Two are equal only if they are the same object."""
 
     path: Path
+    """The file, or the first of a split model."""
     header: GgufHeader = field(repr=False)
+    further_headers: tuple[GgufHeader, ...] = field(default=(), repr=False)
+    """Those of the other files of a split model, in order."""
 
     @classmethod
     def open(cls, path: str | Path, *, header_only: bool = False) -> Model:
-        """Read the header of the GGUF file at `path`.
+        """Read the header of the GGUF file at `path`: also any shard of a split model, or the folder of one.
 
         A file that is shorter than its tensors is an error that says by how much, unless `header_only`: then
         a header without its weights (a truncated download) is a model too. A file that holds metadata and no
         tensor is a model with no weights.
 
-        Raises ModelError: no such file, not a GGUF, damaged, cut off, of another version.
+        Raises ModelError: no such file, not a GGUF, damaged, cut off, of another version, a shard missing.
         """
-        path = Path(path).expanduser()
-        header = read_header(path)
-        actual = path.stat().st_size
-        if header.tensors and not header_only and actual < header.file_bytes:
-            raise ModelError(
-                f"{path} is cut off: its tensors need {header.file_bytes:,} bytes and the file has {actual:,} "
-                f"({header.file_bytes - actual:,} missing).",
-                "Finish the download.",
-            )
-        model = cls(path=path, header=header)
+        files = read_files(model_file(Path(path).expanduser()))
+        if not header_only:
+            for file, header in files.items():
+                _check_complete(file, header)
+        first, *further = files.values()
+        model = cls(path=next(iter(files)), header=first, further_headers=tuple(further))
         if not model.architecture:
             raise ModelError(f"{path} names no architecture (general.architecture), so it is not a model.")
-        if model.shard_count > 1:
-            raise ModelError(
-                f"{path} is one of {model.shard_count} parts of a split model, which this version cannot plan.",
-                "Merge the parts with llama-gguf-split --merge.",
-            )
         return model
 
     @property
@@ -54,10 +50,18 @@ class Model:
         """The header's key-value pairs; long arrays are there as their length."""
         return self.header.metadata
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[TensorInfo, ...]:
-        """Every tensor of the file, in file order."""
-        return self.header.tensors
+        """Every tensor of the model, in file order."""
+        return tuple(tensor for part in (self.header, *self.further_headers) for tensor in part.tensors)
+
+    @cached_property
+    def _by_name(self) -> dict[str, TensorInfo]:
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    def tensor(self, name: str) -> TensorInfo | None:
+        """The tensor with this name, if there is one."""
+        return self._by_name.get(name)
 
     @property
     def architecture(self) -> str:
@@ -81,18 +85,36 @@ class Model:
         """Whether this program wrote it as a header with a hole where the weights would be."""
         return self.metadata.get("planner.ghost") is True
 
-    @property
-    def shard_count(self) -> int:
-        """Files that a split model consists of; 1 for an ordinary file."""
-        value = self.metadata.get("split.count", 1)
-        return value if isinstance(value, int) else 1
-
     @cached_property
     def hyperparameters(self) -> Hyperparameters:
         """The hyperparameters that decide memory. Raises ModelError where llama.cpp would refuse them."""
-        rules = self.rules
-        swa = rules.swa if rules and rules.swa else no_window
-        return read_hyperparameters(self.metadata, self.architecture, swa)
+        return (self.rules or Architecture()).read(Keys(self.metadata, self.architecture))
+
+    @cached_property
+    def layout(self) -> MemoryLayout:
+        """What the model keeps for its context. Raises ModelError where llama.cpp would refuse the file."""
+        rules = self.rules or Architecture()
+        return rules.layout(Keys(self.metadata, self.architecture), self.hyperparameters)
+
+    @cached_property
+    def used_tensors(self) -> tuple[TensorInfo, ...]:
+        """The tensors that llama.cpp loads: blocks that predict further tokens (MTP) stay in the file."""
+        try:
+            shape = self.hyperparameters
+        except ModelError:
+            return self.tensors
+        if shape.n_layer == shape.n_layer_all:
+            return self.tensors
+        skipped = tuple(f"blk.{layer}." for layer in range(shape.n_layer, shape.n_layer_all))
+        return tuple(tensor for tensor in self.tensors if not tensor.name.startswith(skipped))
+
+    def spans(self, tensors: Sequence[TensorInfo]) -> list[tuple[int, int]]:
+        """For each file that holds any of the tensors, the offsets where the first begins and the last ends."""
+        spans: dict[int, tuple[int, int]] = {}
+        for tensor in tensors:
+            first, last = spans.get(tensor.shard, (tensor.offset, 0))
+            spans[tensor.shard] = (min(first, tensor.offset), max(last, tensor.offset + tensor.nbytes))
+        return [spans[shard] for shard in sorted(spans)]
 
     @cached_property
     def tensor_bytes(self) -> int:
@@ -103,3 +125,13 @@ class Model:
     def parameters(self) -> int:
         """How many numbers the tensors hold."""
         return sum(tensor.elements for tensor in self.tensors)
+
+
+def _check_complete(file: Path, header: GgufHeader) -> None:
+    actual = file.stat().st_size
+    if header.tensors and actual < header.file_bytes:
+        raise ModelError(
+            f"{file} is cut off: its tensors need {header.file_bytes:,} bytes and the file has {actual:,} "
+            f"({header.file_bytes - actual:,} missing).",
+            "Finish the download.",
+        )

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from planner.engine.log import ROUNDING_BYTES, BufferKind, EngineLog
+from planner.engine.log import ROUNDING_BYTES, Buffer, BufferKind, EngineLog
+from planner.hardware import CPU_DEVICE
 from planner.measure.measurement import Measurement
-from planner.memory import Allocation, Component, MemoryPlan
+from planner.memory import Allocation, MemoryPlan
 from planner.units import MIB, format_bytes
 
 UNEXPLAINED = "unexplained"
@@ -67,18 +68,37 @@ def reconcile(plan: MemoryPlan, measurement: Measurement) -> Reconciliation:
 
 def _reserved_rows(plan: MemoryPlan, log: EngineLog) -> list[Row]:
     rows = [_weights_row(plan, log, buffer) for buffer in _weight_buffers(plan, log)]
-    kinds: tuple[tuple[Component, BufferKind], ...] = (("kv", "kv"), ("compute", "compute"), ("output", "output"))
-    for component, kind in kinds:
-        allocations = [a for a in plan.allocations if a.component == component]
-        predicted = sum(a.reserved_bytes for a in allocations)
-        figures = sum(1 for buffer in log.buffers if buffer.kind == kind)
-        rows.append(_reserved_row(component, allocations, predicted, log.buffer_bytes(kind), figures))
+    devices = list(dict.fromkeys([*(a.device for a in plan.allocations), *(b.placed_on for b in log.buffers)]))
+    for kind in _KINDS:
+        for device in devices:
+            allocations = [a for a in plan.allocations if a.device == device and _kind_of(a) == kind]
+            logged = [buffer for buffer in log.of_kind(kind) if buffer.placed_on == device]
+            if allocations or logged:
+                rows.append(_kind_row(kind, device if len(devices) > 1 else "", allocations, logged, log))
     return rows
 
 
-def _reserved_row(
-    name: str, allocations: list[Allocation], predicted: int, reserved: int | None, figures: int
+_KINDS: tuple[BufferKind, ...] = ("kv", "state", "compute", "output")
+
+
+def _kind_of(allocation: Allocation) -> str:
+    """What the log calls it. A second context that guesses ahead logs its buffers like the first."""
+    if allocation.component != "draft":
+        return allocation.component
+    return next((kind for kind in ("compute", "output") if kind in allocation.buffer), "kv")
+
+
+def _kind_row(
+    kind: BufferKind, device: str, allocations: list[Allocation], logged: list[Buffer], log: EngineLog
 ) -> Row:
+    name = f"{kind} on {device}" if device else kind
+    predicted = sum(a.reserved_bytes for a in allocations)
+    # A log that names a kind on some device says that the others have none of it.
+    reserved = sum(buffer.size_bytes for buffer in logged) if log.of_kind(kind) else None
+    return _reserved_row(name, allocations, predicted, reserved, len(logged))
+
+
+def _reserved_row(name: str, allocations: list[Allocation], predicted: int, reserved: int | None, figures: int) -> Row:
     rounding = figures * (ROUNDING_BYTES + 1)
     return Row(
         component=name,
@@ -124,7 +144,7 @@ def _cause(allocations: list[Allocation], predicted: int, reserved: int | None, 
 
 
 def _resident_row(plan: MemoryPlan, measurement: Measurement, learned: int | None) -> Row:
-    predicted = plan.resident_bytes()
+    predicted = plan.resident_bytes(device=CPU_DEVICE)
     measured = measurement.steady.resident_bytes
     return Row(
         component="resident",
@@ -144,9 +164,7 @@ def _resident_cause(plan: MemoryPlan, predicted: int, measured: int | None, lear
     process = _process(plan)
     if process is not None and process.certainty == "estimated":
         # The one figure that was guessed; whether the rest is right shows in the next run.
-        return (
-            f"program and vocabulary hold {learned / MIB:.1f} MiB, not the estimated {_mib(process)}: learned now"
-        )
+        return f"program and vocabulary hold {learned / MIB:.1f} MiB, not the estimated {_mib(process)}: learned now"
     return UNEXPLAINED
 
 
@@ -166,4 +184,4 @@ def _learned_overhead(plan: MemoryPlan, measurement: Measurement) -> int | None:
         return None
     if measurement.everyone.users > 1 and measurement.everyone.prompt_tokens < plan.context.n_ubatch:
         return None  # how much of the compute buffer was used is then left to chance
-    return max(0, measured - (plan.resident_bytes() - process.resident_bytes))
+    return max(0, measured - (plan.resident_bytes(device=CPU_DEVICE) - process.resident_bytes))

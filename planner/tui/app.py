@@ -14,9 +14,9 @@ from typing import Any
 from textual.app import App
 from textual.binding import Binding
 
+from planner.campaign import run_campaign
 from planner.engine.find import Engine, find_engine
 from planner.hardware import Hardware
-from planner.reconcile.campaign import run_campaign
 from planner.reconcile.record import Record, default_folder
 from planner.tui.choices import Choice, find_choices
 from planner.tui.dialogs import HelpDialog

@@ -59,6 +59,4 @@ class CommandDialog(_Dialog):
     TITLE = "Given to the terminal to copy"
 
     def __init__(self, command: str, verdict: str) -> None:
-        super().__init__(
-            f"{command}\n\n{verdict}\n\nNothing to paste? Select it here by hand, often with shift held."
-        )
+        super().__init__(f"{command}\n\n{verdict}\n\nNothing to paste? Select it here by hand, often with shift held.")

@@ -41,9 +41,7 @@ def progress_line(progress: Progress, elapsed_s: float, *, wide: bool) -> str:
 def run_table(cell: Cell, run: Reconciliation, *, wide: bool) -> Table:
     """Prediction against measurement, one row per component and one for all resident memory."""
     rows = (*run.reserved, run.resident)
-    header = (
-        ("MiB", "predicted", "measured", "delta", "outcome") if wide else ("MiB", "planned", "measured", "delta")
-    )
+    header = ("MiB", "predicted", "measured", "delta", "outcome") if wide else ("MiB", "planned", "measured", "delta")
     texts = align([header, *(_run_row(row, wide=wide) for row in rows)], "lrrrl" if wide else "lrrr")
     return Table(
         title=f"Measured: {cell_title(cell)}",

@@ -15,10 +15,10 @@ from textual.containers import Container, Vertical
 from textual.widgets import Footer, Static
 from textual.worker import Worker, WorkerState
 
+from planner.campaign import DEFAULT_CONTEXT, DEFAULT_USERS
 from planner.engine.find import Engine
 from planner.hardware import Hardware
 from planner.launch import CacheType
-from planner.reconcile.campaign import DEFAULT_CONTEXT, DEFAULT_USERS
 from planner.reconcile.reconciliation import Reconciliation
 from planner.tui import messages, run_text, text
 from planner.tui.choices import Choice

@@ -191,9 +191,7 @@ COMPONENTS = {"kv": "KV cache", "prompt_cache": "prompt cache"}
 def breakdown(cell: Cell, *, wide: bool) -> Table:
     """What the cell's launch holds, one row per allocation."""
     plan = cell.plan
-    header: tuple[str, ...] = (
-        ("MiB", "at start", "in use", "may grow", "sure") if wide else ("MiB", "at start", "sure")
-    )
+    header: tuple[str, ...] = ("MiB", "at start", "in use", "may grow", "sure") if wide else ("MiB", "at start", "sure")
     rows = [_allocation_row(allocation, wide=wide) for allocation in plan.allocations]
     texts = align([header, *rows], "lrrrl" if wide else "lrl")
     growth = plan.growth_bytes()

@@ -50,9 +50,7 @@ class Grid:
         per_type = len(self.users)
         last = len(self.cache_types) * per_type - 1
         column = _clamp(position.cache_type * per_type + position.users + columns, last)
-        return Position(
-            column // per_type, _clamp(position.context + rows, len(self.contexts) - 1), column % per_type
-        )
+        return Position(column // per_type, _clamp(position.context + rows, len(self.contexts) - 1), column % per_type)
 
     def with_cache_type(self, position: Position, cache_type: int) -> Position:
         """The same context and users with another cache type."""

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from planner.campaign import DEFAULT_CONTEXT, Campaign, launches_for, seen_by
 from planner.engine.arguments import server_arguments
 from planner.engine.find import Engine
 from planner.errors import DoesNotFitError, ModelError, UsageError
 from planner.export import shell_command
-from planner.fit import Cell, bound_growth, contexts_for, make_grid
+from planner.fit import Cell, bound_growth, contexts_for, fit_layers, make_grid
 from planner.hardware import Hardware
 from planner.launch import CacheType, Launch
 from planner.measure import Progress
 from planner.memory import predict
 from planner.model import Model
-from planner.reconcile.campaign import DEFAULT_CONTEXT, Campaign, launches_for
 from planner.reconcile.reconciliation import Reconciliation
 from planner.reconcile.record import Record
 from planner.tui.choices import Choice, on_disk
@@ -24,7 +24,7 @@ from planner.tui.view import Grid
 
 
 class RunCampaign(Protocol):
-    """What measures: `planner.reconcile.campaign.run_campaign`, or a stand-in."""
+    """What measures: `planner.campaign.run_campaign`, or a stand-in."""
 
     def __call__(
         self,
@@ -78,6 +78,7 @@ def plan_grid(model: Model, hardware: Hardware, engine: Engine | None, record: R
     one and the same launch.
     """
     overhead = record.learned_overhead(model, engine.build if engine else None)
+    hardware = seen_by(engine, hardware) if engine else hardware
     contexts = contexts_for(_trained_context(model))
     cells = make_grid(model, hardware, contexts=contexts, overhead_bytes=overhead)
     return Grid(contexts=contexts, cells=tuple(_bounded(model, cell, hardware, overhead) for cell in cells))
@@ -91,7 +92,8 @@ def _trained_context(model: Model) -> int:
 
 
 def _bounded(model: Model, cell: Cell, hardware: Hardware, overhead_bytes: int | None) -> Cell:
-    launch = bound_growth(model, cell.plan.launch, hardware, overhead_bytes=overhead_bytes)
+    launch = fit_layers(model, cell.plan.launch, hardware)
+    launch = bound_growth(model, launch, hardware, overhead_bytes=overhead_bytes)
     if launch == cell.plan.launch:
         return cell
     return replace(cell, plan=predict(model, launch, hardware, overhead_bytes=overhead_bytes))
@@ -118,7 +120,7 @@ def measure_cell(
             sources.record,
             on_progress=lambda _index, progress: on_progress(progress),
             cancelled=cancelled,
-            detect=sources.detect,
+            detect=lambda: seen_by(engine, sources.detect()),
         )
     if not campaign.runs:
         raise DoesNotFitError(f"Nothing was started: {campaign.not_run[0].verdict_reason}")
@@ -138,15 +140,14 @@ def write_command(selected: Selected, hardware: Hardware, engine: Engine) -> str
     if cell.plan.refusal:
         raise UsageError(cell.plan.refusal)
     (launch,) = _launches(choice.model, cell, hardware, engine)
-    path = choice.model.path.resolve()
+    path = choice.model.path.absolute()
     return shell_command([str(engine.path), *server_arguments(launch, path, engine.flags)])
 
 
 def _launches(model: Model, cell: Cell, hardware: Hardware, engine: Engine) -> tuple[Launch, ...]:
     return launches_for(
         model,
-        hardware,
-        engine,
+        seen_by(engine, hardware),
         users=cell.users,
         ctx_per_user=cell.ctx_per_user,
         cache_types=(cell.cache_type,),

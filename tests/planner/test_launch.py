@@ -34,6 +34,10 @@ def test_the_defaults_are_llama_server_s() -> None:
         ("cache_ram", -2),
         ("ctx_checkpoints", -1),
         ("parallel", 0),
+        ("main_gpu", -1),
+        ("n_cpu_moe", -1),
+        ("n_cpu_ffn", -1),
+        ("spec_draft_n_max", 0),
     ],
 )
 def test_a_setting_below_its_smallest_value_is_named(field: str, value: int) -> None:
@@ -47,8 +51,20 @@ def test_a_type_that_is_no_cache_type_is_named_with_those_that_are(field: str) -
         Launch(**{field: "q6_K"})
 
 
+@pytest.mark.parametrize("shares", [(-1.0,), (1.0, float("nan")), (float("inf"),), (1e300, 1.0)])
+def test_a_share_that_is_no_share_is_named(shares: tuple[float, ...]) -> None:
+    with pytest.raises(UsageError, match=r"tensor_split is \(.*\); a share is 0 or more"):
+        Launch(tensor_split=shares)
+
+
 @pytest.mark.parametrize(
-    ("field", "known"), [("flash_attn", "auto, on, off"), ("load_mode", "auto, none, mmap, ")]
+    ("field", "known"),
+    [
+        ("flash_attn", "auto, on, off"),
+        ("load_mode", "auto, none, mmap, "),
+        ("split_mode", "none, layer"),
+        ("spec_type", "none, draft-mtp"),
+    ],
 )
 def test_a_word_that_llama_server_does_not_know_is_quoted_with_those_it_knows(field: str, known: str) -> None:
     with pytest.raises(UsageError, match=rf"{field} is 'yes'\. llama-server knows {known}"):

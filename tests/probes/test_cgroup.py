@@ -188,9 +188,7 @@ def test_without_memory_stat_all_cache_counts_as_used(machine: FakeMachine) -> N
     machine.write("/sys/fs/cgroup/memory.current", f"{GIB}")
     limits, warnings = probe_limits(machine.root)
     assert limits[0].available_bytes == GIB
-    assert warnings == (
-        "/sys/fs/cgroup/memory.stat: lacks inactive_file or active_file, so cache is counted as used",
-    )
+    assert warnings == ("/sys/fs/cgroup/memory.stat: lacks inactive_file or active_file, so cache is counted as used",)
 
 
 def test_cache_never_exceeds_use(machine: FakeMachine) -> None:

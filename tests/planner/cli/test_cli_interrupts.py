@@ -112,9 +112,7 @@ def is_closed(port: int) -> bool:
         ("q8_0 2/3: starting", signal.SIGINT),
     ],
 )
-def test_a_measurement_can_be_stopped_at_every_stage(
-    smollm_path: Path, stage: str, number: signal.Signals
-) -> None:
+def test_a_measurement_can_be_stopped_at_every_stage(smollm_path: Path, stage: str, number: signal.Signals) -> None:
     with terminal("--measure", smollm_path, "--context", 256, "--users", 2) as planner:
         planner.wait_for(re.escape(stage))
         server = None if "starting" in stage else server_below(planner.process.pid)

@@ -171,9 +171,7 @@ def test_an_engine_that_is_never_ready(planner: Planner, engine: Callable[..., P
     assert not psutil.pid_exists(int(Path("pid").read_text()))
 
 
-def test_nothing_is_started_that_does_not_fit(
-    planner: Planner, engine: Callable[..., Path], smollm_path: Path
-) -> None:
+def test_nothing_is_started_that_does_not_fit(planner: Planner, engine: Callable[..., Path], smollm_path: Path) -> None:
     arguments = ("--measure", smollm_path, "--context", 500_000_000, "--users", 8)
     path = engine(serve="touch started; echo 'error: no memory'; exit 1")
     result = planner(*arguments, "--engine", path)
@@ -187,12 +185,15 @@ def test_nothing_is_started_that_does_not_fit(
     assert Path("started").exists()
 
 
-def test_an_architecture_that_is_not_known_is_not_measured(
-    fails: Fails, engine: Callable[..., Path], tmp_path: Path
+def test_an_architecture_that_is_not_known_is_measured_by_force_alone(
+    planner: Planner, engine: Callable[..., Path], tmp_path: Path
 ) -> None:
-    (tmp_path / "mamba.gguf").write_bytes(gguf(architecture="mamba") + bytes(64))
-    sentence = fails(1, "--measure", "mamba.gguf", "--engine", engine())
-    assert "'mamba', which this version cannot predict" in sentence
+    (tmp_path / "new.gguf").write_bytes(gguf(architecture="tomorrow") + bytes(64))
+    result = planner("--measure", "new.gguf", "--engine", engine())
+    assert result.returncode == 3
+    assert "Nothing was started, since it is not known whether it fits" in result.stderr
+    assert "'tomorrow' is not known to this version" in result.stderr
+    assert "--force" in result.stderr
 
 
 def test_a_record_that_cannot_be_kept_is_said_before_anything_is_measured(

@@ -118,15 +118,60 @@ def test_the_two_vocabularies_are_never_mixed(fails: Fails, gemma_path: Path, wo
         ("-np 0", "at least one person must be served"),
         ("--context 0", "--context"),
         ("--ram lots", "'lots' is not a size. Write it like 16G or 512M"),
+        ("--ram 8G --vram 24G,lots", "'lots' is not a size. Write it like 16G or 512M"),
+        ("--ram 8G --vram 24", "'24' would be 24 bytes. Did you mean 24G?"),
+        ("--ram 8G --vram 24G,0M", "each of its cards needs VRAM"),
+        ("-ngl most", "--n-gpu-layers is 'most', neither a number nor auto nor all"),
+        ("-ts 3,one", "--tensor-split is '3,one', not a list of shares like 3,1"),
+        ("-ts 3,-1", "--tensor-split is '3,-1', not a list of shares like 3,1"),
+        ("-ts nan", "a share is 0 or more"),
+        ("-ot ffn", "--override-tensor has 'ffn', which is not PATTERN=BUFFER"),
+        ("-ot =CPU", "--override-tensor has '=CPU', which is not PATTERN=BUFFER"),
+        ("-sm row", "'row' is not one of 'none', 'layer'"),
+        ("-mg -1", "-mg"),
+        ("-ncmoe some", "-ncmoe"),
+        ("-ncffn -1", "-ncffn"),
         ("-ctk q3_0", "q3_0"),
         ("-fa", "-fa"),
         ("--no-such-option", "--no-such-option"),
     ],
 )
-def test_arguments_that_make_no_sense_are_exit_code_2(
-    fails: Fails, gemma_path: Path, words: str, said: str
-) -> None:
+def test_arguments_that_make_no_sense_are_exit_code_2(fails: Fails, gemma_path: Path, words: str, said: str) -> None:
     assert said in fails(2, "plan", gemma_path, *words.split())
+
+
+def test_a_plan_for_cards_has_a_table_and_a_verdict_for_each_device(planner: Planner, gemma_path: Path) -> None:
+    words = "--context 8192 --ram 16G --vram 24G,12G"
+    result = planner("plan", gemma_path, *words.split())
+    assert (result.returncode, result.stderr) == (0, "")
+    headings = [line.split(":")[0] for line in result.stdout.splitlines() if line.startswith("━━")]
+    assert headings == ["━━ CUDA0", "━━ CUDA1", "━━ CPU"]
+    assert "usable CUDA1 memory" in result.stdout
+    document = json.loads(planner("plan", gemma_path, *words.split(), "--json").stdout)
+    assert [(device["name"], device["verdict"]) for device in document["devices"]] == [
+        ("CUDA0", "fits"),
+        ("CUDA1", "fits"),
+        ("CPU", "fits"),
+    ]
+    assert [pool["usable_bytes"] >> 30 for pool in document["hardware"]["pools"]] == [24, 12, 16]
+
+
+def test_a_card_that_is_too_small_is_exit_code_3(planner: Planner, gemma_path: Path) -> None:
+    result = planner("plan", gemma_path, "--context", 8192, "--ram", "16G", "--vram", "300M")
+    assert result.returncode == 3
+    assert "more CUDA0 memory is needed than is usable now" in result.stdout
+
+
+def test_what_llama_cpp_would_not_place_is_exit_code_3(planner: Planner, gemma_path: Path) -> None:
+    for words, said in (
+        ("-dev CUDA7", "finds no device 'CUDA7' here: it has CUDA0"),
+        ("-sm none -mg 3", "refuses --main-gpu 3"),
+        ("-ot ffn=GPU", "knows no buffer type 'GPU' here"),
+        ("-ot ffn(=CPU", "is no regular expression"),
+    ):
+        result = planner("plan", gemma_path, "--ram", "16G", "--vram", "8G", *words.split())
+        assert (result.returncode, result.stderr) == (3, "")
+        assert said in " ".join(result.stdout.split())
 
 
 def test_options_before_the_command_are_sent_behind_it(fails: Fails, gemma_path: Path) -> None:
@@ -144,15 +189,15 @@ def test_a_locale_without_our_letters_is_no_obstacle(planner: Planner, gemma_pat
     assert "Verdict   fits" in result.stdout
 
 
-def test_an_architecture_that_is_not_known_has_exact_weights_and_no_verdict(
-    planner: Planner, tmp_path: Path
-) -> None:
-    file = tmp_path / "mamba.gguf"
-    file.write_bytes(gguf(architecture="mamba") + bytes(64))
+def test_an_architecture_that_is_not_known_has_exact_weights_and_no_verdict(planner: Planner, tmp_path: Path) -> None:
+    file = tmp_path / "tomorrow.gguf"
+    file.write_bytes(gguf(architecture="tomorrow") + bytes(64))
     result = planner("plan", file)
     assert (result.returncode, result.stderr) == (0, "")
     assert "Verdict   unknown" in result.stdout
-    assert "'mamba' are not known to this version" in " ".join(result.stdout.split())
+    said = " ".join(result.stdout.split())
+    assert "The architecture 'tomorrow' is not known to this version: its weights are exact" in said
+    assert "tomorrow.context_length" in said
 
 
 # Files that are no models ----------------------------------------------------------------------------------
@@ -197,8 +242,16 @@ def test_a_version_of_the_future(fails: Fails, tmp_path: Path, command: str) -> 
     assert "is GGUF version 4, newer than the versions that llama.cpp reads" in fails(1, command, "model.gguf")
 
 
-def test_a_folder(fails: Fails, tmp_path: Path) -> None:
-    assert "is a folder. Name the .gguf file in it." in fails(1, "plan", tmp_path)
+def test_a_folder_without_a_model(fails: Fails, tmp_path: Path) -> None:
+    assert fails(1, "plan", tmp_path) == f"The folder {tmp_path} holds no GGUF file. Name the .gguf file to open."
+
+
+def test_a_folder_stands_for_the_one_model_in_it(planner: Planner, gemma_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "gemma").mkdir()
+    (tmp_path / "gemma" / "model.gguf").symlink_to(gemma_path)
+    result = planner("plan", "gemma", "--ram", "16G")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "gemma/model.gguf" in result.stdout
 
 
 # inspect ---------------------------------------------------------------------------------------------------

@@ -114,9 +114,7 @@ def test_an_old_build_goes_without_a_flag_that_changes_nothing(engine: Engine, l
         (Launch(embeddings=True), "--embeddings"),
     ],
 )
-def test_an_old_build_without_a_flag_that_matters_is_refused_by_name(
-    engine: Engine, launch: Launch, flag: str
-) -> None:
+def test_an_old_build_without_a_flag_that_matters_is_refused_by_name(engine: Engine, launch: Launch, flag: str) -> None:
     with pytest.raises(EngineError, match=f"knows no {flag}, which the launch needs") as error:
         server_arguments(launch, MODEL, engine.flags - {flag})
     assert "--engine" in error.value.hint

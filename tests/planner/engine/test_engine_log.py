@@ -116,9 +116,7 @@ def test_what_the_engine_was_built_for_is_read() -> None:
     [
         pytest.param(lambda line: line, id="as it is"),
         pytest.param(lambda line: line.split(" I ", 1)[-1], id="without prefix"),
-        pytest.param(
-            lambda line: f"\x1b[34m{line[:14]}\x1b[0m\x1b[32m I \x1b[0m{line[14:]}\x1b[0m", id="coloured"
-        ),
+        pytest.param(lambda line: f"\x1b[34m{line[:14]}\x1b[0m\x1b[32m I \x1b[0m{line[14:]}\x1b[0m", id="coloured"),
         pytest.param(lambda line: line.replace(".", ","), id="with decimal commas"),
         pytest.param(lambda line: line.rstrip() + "\r\n", id="with Windows line ends"),
         pytest.param(lambda line: json.dumps({"type": "log", "msg": line}), id="as JSON"),
@@ -138,21 +136,41 @@ def test_the_dry_pass_before_the_load_is_forgotten() -> None:
     assert read_log([*dry, *lines]).cells == (4096, 1024)
 
 
-def test_a_second_context_of_the_same_model_replaces_the_first() -> None:
+def test_a_second_context_of_the_same_model_is_held_beside_the_first() -> None:
+    """That of the blocks that guess ahead (MTP)."""
     log = read_log(
         [
             "load_tensors: loading model tensors, this can take a while... (load_mode = mmap)",
             "load_tensors:   CPU_Mapped model buffer size =   235.16 MiB",
             "llama_context: constructing llama_context",
-            "llama_context: n_ctx                 = 512",
-            "llama_kv_cache:        CPU KV buffer size =     9.00 MiB",
-            "llama_context: constructing llama_context",
             "llama_context: n_ctx                 = 1024",
             "llama_kv_cache:        CPU KV buffer size =    18.00 MiB",
+            "llama_context: constructing llama_context",
+            "llama_context: n_ctx                 = 1024",
+            "llama_kv_cache:        CPU KV buffer size =     9.00 MiB",
         ]
     )
-    assert in_mib(log) == [("model", "CPU_Mapped", 235.16), ("kv", "CPU", 18.0)]
+    assert in_mib(log) == [("model", "CPU_Mapped", 235.16), ("kv", "CPU", 18.0), ("kv", "CPU", 9.0)]
+    assert log.buffer_bytes("kv") == 27 * MIB
     assert log.context == {"n_ctx": 1024}
+
+
+@pytest.mark.parametrize(
+    ("buffer_type", "device"),
+    [
+        ("CPU", "CPU"),
+        ("CPU_Mapped", "CPU"),
+        ("CPU_REPACK", "CPU"),
+        ("CUDA_Host", "CPU"),
+        ("Vulkan_Host", "CPU"),
+        ("CUDA0", "CUDA0"),
+        ("MTL0_Mapped", "MTL0"),
+        (RPC0, RPC0),
+    ],
+)
+def test_pinned_and_mapped_buffers_lie_in_the_memory_of_their_device(buffer_type: str, device: str) -> None:
+    log = read_log([f"load_tensors: {buffer_type} model buffer size =     1.00 MiB"])
+    assert [buffer.placed_on for buffer in log.of_kind("model")] == [device]
 
 
 def test_recurrent_state_is_a_kind_of_its_own() -> None:
@@ -182,9 +200,7 @@ def test_checkpoints_add_up() -> None:
 
 
 def test_of_the_prompt_cache_the_last_word_counts() -> None:
-    line = (
-        "1.00.000.000 I srv        update:  - cache state: {} prompts, {} MiB (limits: 8192.000 MiB, 8192 tokens)"
-    )
+    line = "1.00.000.000 I srv        update:  - cache state: {} prompts, {} MiB (limits: 8192.000 MiB, 8192 tokens)"
     log = read_log([line.format(1, "20.250"), line.format(2, "31.125"), line.format(1, "10.875")])
     assert log.prompt_cache_bytes == round(10.875 * MIB)
 

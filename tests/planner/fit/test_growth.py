@@ -32,9 +32,7 @@ def test_only_what_grows_is_changed(gemma: Model) -> None:
 
 
 def test_a_prompt_cache_without_a_limit_gets_one(smollm: Model) -> None:
-    bounded = bound_growth(
-        smollm, Launch(ctx_size=8192, parallel=1, cache_ram=-1), Hardware.simulate(ram=16 * GIB)
-    )
+    bounded = bound_growth(smollm, Launch(ctx_size=8192, parallel=1, cache_ram=-1), Hardware.simulate(ram=16 * GIB))
     assert 8192 <= bounded.cache_ram < 16 * 1024
 
 

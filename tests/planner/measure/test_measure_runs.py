@@ -119,9 +119,7 @@ class TestEveryRun:
         assert steady.anonymous_bytes + steady.file_bytes <= steady.resident_bytes + MIB
         assert measured.measurement.peak_bytes >= steady.resident_bytes
 
-    def test_resident_memory_is_as_predicted_once_the_overhead_is_learned(
-        self, measured: Run, run: Measured
-    ) -> None:
+    def test_resident_memory_is_as_predicted_once_the_overhead_is_learned(self, measured: Run, run: Measured) -> None:
         """Learned from one run with an f16 cache, within 2 % for every other launch of the model."""
         first = run(measured.model, LAUNCHES["f16 for two"])
         learned = reconcile(first.predict(), first.measurement).learned_overhead_bytes

@@ -7,12 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from planner import Model
-from planner.model.gguf import GgufHeader
+from planner.model.ggml_types import type_named
+from planner.model.gguf import GgufHeader, TensorInfo
 
 
-def model(metadata: Mapping[str, Any]) -> Model:
-    """A model with these metadata and no tensors."""
-    header = GgufHeader(version=3, metadata=metadata, tensors=(), alignment=32, data_offset=0)
+def model(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]] | None = None) -> Model:
+    """A model with these metadata, and F32 tensors of these shapes, one behind the other."""
+    infos: list[TensorInfo] = []
+    offset = 0
+    for name, shape in (tensors or {}).items():
+        infos.append(TensorInfo(name, shape, type_named("f32"), offset))
+        offset += infos[-1].nbytes
+    header = GgufHeader(version=3, metadata=metadata, tensors=tuple(infos), alignment=32, data_offset=0)
     return Model(path=Path("made.gguf"), header=header)
 
 

@@ -6,8 +6,8 @@ import made
 import pytest
 
 from planner import Hardware, Launch, MemoryPlan, Model, Verdict, predict
-from planner.launch import CACHE_TYPES
-from planner.memory.kv import swa_cells
+from planner.launch import CACHE_TYPES, resolve_context
+from planner.memory.kv import kv_caches
 from planner.units import GIB, MIB
 
 MACHINE = Hardware.simulate(ram=1024 * GIB)
@@ -54,8 +54,8 @@ def test_the_reason_can_be_checked_by_hand(gemma: Model) -> None:
     plan = plan_of(gemma, ctx_size=32768, parallel=4)
     reasons = [allocation.reason for allocation in plan.allocations if allocation.component == "kv"]
     assert reasons == [
-        "8,192 cells x 4 streams x (1,536 + 1,536) bytes of K and V per token over 3 layers",
-        "1,024 cells x 4 streams x (7,680 + 7,680) bytes of K and V per token over 15 layers",
+        "3 layers: 8,192 cells x 4 streams x (1,536 + 1,536) bytes of K and V per token",
+        "15 layers: 1,024 cells x 4 streams x (7,680 + 7,680) bytes of K and V per token",
     ]
     assert plan.bytes(component="kv") == 8192 * 4 * (1536 + 1536) + 1024 * 4 * (7680 + 7680)
 
@@ -68,10 +68,11 @@ def test_keys_and_values_may_have_different_types(smollm: Model) -> None:
 
 def test_a_window_cache_is_never_longer_than_the_context(gemma: Model) -> None:
     def cells(ctx_size: int, **settings: Any) -> int:
-        from planner.launch import resolve_context
-
         launch = Launch(ctx_size=ctx_size, **settings)
-        return swa_cells(512, launch, resolve_context(launch, 32768))
+        whole, window = kv_caches(gemma.layout, launch, resolve_context(launch, 32768))
+        assert (whole.windowed, window.windowed) == (False, True)
+        assert whole.cells >= window.cells
+        return window.cells
 
     assert cells(512, parallel=1) == 512
     assert cells(8192, parallel=1) == 1024
@@ -140,7 +141,52 @@ def test_without_flash_attention_only_the_whole_row_of_k_must_be_blocks() -> Non
     odd = made.llama(attention__key_length=81, attention__value_length=81, attention__head_count_kv=1)
     plan = plan_of(odd, cache_type_k="q8_0", flash_attn="off")
     assert plan.verdict is Verdict.REFUSED
-    assert plan.verdict_reason == "A K row of this model is not whole blocks of q8_0: use --cache-type-k f16."
+    assert plan.verdict_reason == (
+        "llama.cpp refuses a q8_0 K cache for rows of 81 elements, which are not whole blocks of 32: "
+        "use --cache-type-k f16."
+    )
+
+
+DEEPSEEK2 = {
+    "block_count": 2,
+    "context_length": 4096,
+    "embedding_length": 512,
+    "attention.head_count": 8,
+    "attention.head_count_kv": 1,
+    "attention.key_length": 576,
+    "attention.value_length": 512,
+    "attention.key_length_mla": 192,
+    "attention.value_length_mla": 128,
+}
+LATENT = made.model({"general.architecture": "deepseek2", **{f"deepseek2.{k}": v for k, v in DEEPSEEK2.items()}})
+
+
+def test_latent_attention_caches_keys_alone() -> None:
+    plan = plan_of(LATENT, ctx_size=4096, parallel=1)
+    assert plan.bytes(component="kv") == 4096 * 2 * 576 * 2
+    [cache] = [allocation for allocation in plan.allocations if allocation.component == "kv"]
+    assert cache.reason == "2 layers: 4,096 cells x 1 stream x (2,304 + 0) bytes of K and V per token"
+
+
+def test_latent_attention_takes_one_type_for_both() -> None:
+    plan = plan_of(LATENT, cache_type_k="q8_0")
+    assert plan.verdict is Verdict.REFUSED
+    assert plan.verdict_reason == (
+        "llama.cpp refuses different types for K (q8_0) and V (f16) on this model: use --cache-type-v q8_0."
+    )
+    both = plan_of(LATENT, ctx_size=4096, parallel=1, cache_type_k="q8_0", cache_type_v="q8_0")
+    assert both.bytes(component="kv") == 4096 * 2 * 576 // 32 * 34
+
+
+def test_a_model_without_flash_attention_has_no_quantised_v() -> None:
+    keys = dict(made.llama().metadata, **{"general.architecture": "grok"})
+    grok = made.model({key.replace("llama.", "grok."): value for key, value in keys.items()})
+    plan = plan_of(grok, cache_type_v="q8_0")
+    assert plan.verdict is Verdict.REFUSED
+    assert plan.verdict_reason == (
+        "This model cannot use flash attention, so V cannot be q8_0: use --cache-type-v f16."
+    )
+    assert plan_of(grok, cache_type_k="q8_0").verdict is Verdict.FITS
 
 
 def test_a_server_has_at_most_256_slots(gemma: Model) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import made
 import pytest
@@ -31,9 +30,14 @@ def verdict(plan: MemoryPlan) -> tuple[str, str]:
     return plan.verdict.value, plan.verdict_reason
 
 
-def test_more_free_than_the_margin_fits(gemma: Model, needed: int) -> None:
-    plan = predict(gemma, QUIET, with_usable(needed + 2 * GIB))
-    assert verdict(plan) == ("fits", "2.0 GiB of host memory stay free, and 2.0 GiB after growth.")
+def test_more_free_than_the_margin_fits_and_growth_is_told_only_where_there_is_some(gemma: Model, needed: int) -> None:
+    machine = with_usable(needed + 2 * GIB)
+    assert verdict(predict(gemma, QUIET, machine)) == ("fits", "2.0 GiB of host memory stay free.")
+    grows = replace(QUIET, cache_ram=512)
+    assert verdict(predict(gemma, grows, machine)) == (
+        "fits",
+        "2.0 GiB of host memory stay free, and 1.5 GiB after growth.",
+    )
 
 
 def test_less_free_than_the_margin_is_tight(gemma: Model, needed: int) -> None:
@@ -64,23 +68,19 @@ def test_growth_beyond_memory_is_tight(gemma: Model, needed: int) -> None:
     assert predict(gemma, launch, with_usable(needed + 8 * GIB)).verdict is Verdict.FITS
 
 
+def test_a_prompt_cache_without_a_limit_is_tight_however_much_is_free(gemma: Model, needed: int) -> None:
+    plan = predict(gemma, replace(QUIET, cache_ram=-1), with_usable(needed + 8 * GIB))
+    assert verdict(plan) == (
+        "tight",
+        "8.0 GiB of host memory stay free at first, and the prompt cache may take all of it (--cache-ram -1).",
+    )
+    assert predict(gemma, replace(QUIET, cache_ram=-1), with_usable(needed - 1)).verdict is Verdict.TOO_BIG
+
+
 def test_memory_that_no_probe_could_read_gives_no_verdict(gemma: Model) -> None:
     plan = predict(gemma, QUIET, with_usable(None))
     assert verdict(plan) == ("unknown", "How much host memory is usable is not known (a test).")
     assert plan.headroom_bytes(plan.hardware.host) is None
-
-
-def test_of_an_unknown_architecture_the_weights_are_known_and_nothing_else() -> None:
-    plan = predict(made.model({"general.architecture": "mamba"}), Launch(), LARGE)
-    assert plan.verdict is Verdict.UNKNOWN
-    assert "the architecture 'mamba'" in plan.verdict_reason
-    assert plan.context is None
-
-
-def test_weights_that_do_not_fit_are_too_big_whatever_else_is_unknown(gemma: Model, shared: Path) -> None:
-    model = Model.open(shared / "archs" / "mamba-dense.gguf", header_only=True)
-    assert predict(model, Launch(), LARGE).verdict is Verdict.UNKNOWN
-    assert predict(model, Launch(), Hardware.simulate(ram=MIB)).verdict is Verdict.TOO_BIG
 
 
 def test_a_refusal_comes_before_any_arithmetic(gemma: Model) -> None:
@@ -106,6 +106,28 @@ def test_every_allocation_gives_its_reason(gemma: Model) -> None:
     plan = predict(gemma, Launch(), LARGE)
     assert all(allocation.reason for allocation in plan.allocations)
     assert all(0 <= allocation.resident_bytes <= allocation.reserved_bytes for allocation in plan.allocations)
+
+
+# What contradicts itself ------------------------------------------------------------------------------------
+
+
+def test_keys_where_the_metadata_know_no_kv_head_contradict_them() -> None:
+    shapes = {f"blk.{layer}.attn_k.weight": (512, 512) for layer in (0, 2)}
+    model = made.model(dict(made.llama(attention__head_count_kv=(8, 8, 0, 8)).metadata), shapes)
+    plan = predict(model, QUIET, LARGE)
+    assert plan.verdict is Verdict.REFUSED
+    assert plan.verdict_reason == (
+        "The metadata contradict the tensors: head_count_kv is 0 where blk.2.attn_k.weight lies. This file will not "
+        "load: convert or download it again."
+    )
+    assert plan.context is None
+    assert plan.bytes() == plan.bytes(component="weights") == model.tensor_bytes
+
+
+def test_a_delta_net_has_keys_without_a_kv_head() -> None:
+    shapes = {"blk.2.attn_k.weight": (512, 512), "blk.2.ssm_a": (8, 1)}
+    model = made.model(dict(made.llama(attention__head_count_kv=(8, 8, 0, 8)).metadata), shapes)
+    assert predict(model, QUIET, LARGE).verdict is Verdict.FITS
 
 
 # Notes -----------------------------------------------------------------------------------------------------

@@ -35,9 +35,7 @@ LAUNCHES = st.builds(
 
 
 @given(launch=LAUNCHES, prompt_tokens=st.one_of(st.none(), st.integers(0, 300_000)))
-def test_every_valid_launch_has_a_plan(
-    gemma: Model, smollm: Model, launch: Launch, prompt_tokens: int | None
-) -> None:
+def test_every_valid_launch_has_a_plan(gemma: Model, smollm: Model, launch: Launch, prompt_tokens: int | None) -> None:
     for model in (gemma, smollm):
         plan = predict(model, launch, MACHINE, prompt_tokens=prompt_tokens)
         assert plan.verdict in Verdict and plan.verdict_reason

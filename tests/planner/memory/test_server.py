@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner import Hardware, Launch, Model, predict
+from planner import Hardware, Launch, Model, Verdict, predict
 from planner.launch import resolve_context
 from planner.memory.kv import kv_caches
 from planner.memory.plan import Allocation, Component
@@ -22,7 +22,7 @@ def the(component: Component, model: Model, launch: Launch, prompt_tokens: int |
 @pytest.mark.parametrize(("tokens", "logged"), [(84, "1.232"), (512, "7.506"), (3000, "7.506")])
 def test_a_checkpoint_is_as_large_as_the_server_logs_it(gemma: Model, tokens: int, logged: str) -> None:
     context = resolve_context(FOUR_OF_8K, 32768)
-    caches = kv_caches(gemma.hyperparameters, FOUR_OF_8K, context)
+    caches = kv_caches(gemma.layout, FOUR_OF_8K, context)
     size = checkpoint_bytes(caches, context, gemma.hyperparameters.n_swa, tokens)
     assert f"{size / MIB:.3f}" == logged
 
@@ -31,6 +31,7 @@ def test_checkpoints_grow_to_their_number_in_every_slot(gemma: Model) -> None:
     allocation = the("checkpoints", gemma, FOUR_OF_8K)
     assert (allocation.reserved_bytes, allocation.resident_bytes) == (0, 0)
     assert allocation.growth_bytes / MIB == pytest.approx(4 * 32 * 7.506, abs=0.1)
+    assert allocation.certainty == "exact"  # as a limit
     assert "--ctx-checkpoints" in allocation.reason
 
 
@@ -70,6 +71,15 @@ def test_a_prompt_cache_that_is_off_is_not_there(smollm: Model) -> None:
 def test_a_prompt_cache_without_a_limit_is_told(smollm: Model) -> None:
     plan = predict(smollm, Launch(cache_ram=-1), MACHINE)
     assert "With --cache-ram -1 the prompt cache grows until memory is full." in plan.notes
+    assert the("prompt_cache", smollm, Launch(cache_ram=-1)).reason == "grows without limit (--cache-ram -1)"
+
+
+def test_a_prompt_cache_without_a_limit_fits_no_machine_well(smollm: Model) -> None:
+    plan = predict(smollm, Launch(cache_ram=-1), Hardware.simulate(ram=10**6 * GIB))
+    assert plan.verdict is Verdict.TIGHT
+    assert plan.verdict_reason.endswith(
+        " stay free at first, and the prompt cache may take all of it (--cache-ram -1)."
+    )
 
 
 def test_the_process_is_estimated_until_it_was_measured(gemma: Model, smollm: Model) -> None:

@@ -151,10 +151,7 @@ def test_of_a_long_array_only_the_length_is_kept_and_what_follows_is_read(length
 
 
 def test_text_that_is_no_utf_8_is_read_with_marks_in_its_place() -> None:
-    assert (
-        parse(gguf((("name", STRING, b"\x02\0\0\0\0\0\0\0a\xff"),))).metadata["name"]
-        == "a\N{REPLACEMENT CHARACTER}"
-    )
+    assert parse(gguf((("name", STRING, b"\x02\0\0\0\0\0\0\0a\xff"),))).metadata["name"] == "a\N{REPLACEMENT CHARACTER}"
 
 
 def test_the_data_section_starts_at_the_alignment_that_the_file_asks_for() -> None:

@@ -139,9 +139,7 @@ def test_an_untied_model_has_an_output_matrix() -> None:
 def test_a_type_that_cannot_store_a_row_is_refused() -> None:
     quantisation = msgspec.structs.replace(SMOLLM2.quantisation, attention="Q4_K")
     entry = msgspec.structs.replace(SMOLLM2, quantisation=quantisation)
-    with pytest.raises(
-        ModelError, match=r"smollm2-135m: Q4_K cannot store blk\.0\.attn_q\.weight, .* 576 elements"
-    ):
+    with pytest.raises(ModelError, match=r"smollm2-135m: Q4_K cannot store blk\.0\.attn_q\.weight, .* 576 elements"):
         ghost_tensors(entry)
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from planner import Model
 from planner.errors import ModelError
-from planner.model.architectures import ARCHITECTURES, SwaPattern, no_window
+from planner.model.architectures import ARCHITECTURES
 from planner.model.gguf import LongArray
-from planner.model.hyperparameters import Hyperparameters, read_hyperparameters
+from planner.model.hyperparameters import Hyperparameters, Keys
 
 
 def shape(architecture: str = "llama", **changes: Any) -> Hyperparameters:
@@ -21,7 +21,11 @@ def shape(architecture: str = "llama", **changes: Any) -> Hyperparameters:
         "attention.head_count": 4,
     } | {name.replace("__", "."): value for name, value in changes.items()}
     metadata = {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
-    return read_hyperparameters(metadata, architecture, ARCHITECTURES[architecture].swa or no_window)
+    return read(architecture, metadata)
+
+
+def read(architecture: str, metadata: dict[str, Any]) -> Hyperparameters:
+    return ARCHITECTURES[architecture].read(Keys(metadata, architecture))
 
 
 def test_the_shape_of_gemma(gemma: Model) -> None:
@@ -58,9 +62,7 @@ def test_key_and_value_length_are_taken_where_they_are_given() -> None:
 
 
 def test_layers_with_a_window_may_have_heads_of_their_own_size() -> None:
-    found = shape(
-        "gemma3", attention__sliding_window=512, attention__key_length_swa=8, attention__value_length_swa=4
-    )
+    found = shape("gemma3", attention__sliding_window=512, attention__key_length_swa=8, attention__value_length_swa=4)
     assert [found.n_embd_k_gqa(layer) for layer in range(6)] == [32] * 5 + [64]
     assert [found.n_embd_v_gqa(layer) for layer in range(6)] == [16] * 5 + [64]
 
@@ -79,14 +81,16 @@ def test_values_may_differ_from_layer_to_layer() -> None:
 @pytest.mark.parametrize("length", [5, 7])
 @pytest.mark.parametrize("key", ["attention__head_count", "attention__head_count_kv", "feed_forward_length"])
 def test_an_array_must_have_an_entry_for_each_layer_and_no_more(key: str, length: int) -> None:
-    with pytest.raises(ModelError, match=rf"{key.replace('__', '.')} has {length} entries for 6 layers"):
+    words = rf"key llama\.{key.replace('__', '.')} has wrong array length; expected 6, got {length}"
+    with pytest.raises(ModelError, match=words):
         shape(**{key: (4,) * length})
 
 
-@pytest.mark.parametrize("length", [5, 7])
-def test_a_window_pattern_must_have_an_entry_for_each_layer_and_no_more(length: int) -> None:
-    with pytest.raises(ModelError, match=rf"sliding_window_pattern has {length} entries for 6 layers"):
-        shape("gemma3", attention__sliding_window=512, attention__sliding_window_pattern=(True,) * length)
+@pytest.mark.parametrize("length", [0, 5, 6, 7])
+def test_a_window_pattern_of_any_length_is_taken_and_what_it_lacks_is_dense(length: int) -> None:
+    flags = (True,) * length
+    found = shape("gemma3", attention__sliding_window=512, attention__sliding_window_pattern=flags)
+    assert found.swa_layers == ((True,) * 6 if length >= 6 else (True,) * length + (False,) * (6 - length))
 
 
 @pytest.mark.parametrize("key", ["context_length", "embedding_length", "block_count"])
@@ -124,7 +128,7 @@ def test_the_vocabulary_is_counted_by_its_tokens_else_by_its_size(tokens: dict[s
         metadata["tokenizer.ggml.tokens"] = tokens["tokens"]
     if "vocab_size" in tokens:
         metadata["llama.vocab_size"] = tokens["vocab_size"]
-    assert read_hyperparameters(metadata, "llama", no_window).n_vocab == size
+    assert read("llama", metadata).n_vocab == size
 
 
 def test_a_window_pattern_in_the_file_wins_over_the_architecture_s_period() -> None:
@@ -154,5 +158,20 @@ def test_llama_pays_no_attention_to_a_window() -> None:
 
 
 def test_the_dense_layer_can_open_the_period() -> None:
-    pattern = SwaPattern(period=3, dense_first=True)
-    assert [pattern._is_windowed(layer, 3) for layer in range(6)] == [False, True, True, False, True, True]
+    found = shape("laguna", attention__sliding_window=512, attention__sliding_window_pattern=3)
+    assert found.swa_layers == (False, True, True, False, True, True)
+
+
+def test_blocks_that_predict_further_tokens_are_no_layers_of_the_model() -> None:
+    found = shape("glm4moe", nextn_predict_layers=2)
+    assert (found.n_layer, found.n_layer_all) == (4, 6)
+    with pytest.raises(ModelError, match=r"nextn_predict_layers is 6 of 6 layers"):
+        shape("glm4moe", nextn_predict_layers=6)
+
+
+def test_latent_attention_needs_both_of_its_sizes() -> None:
+    latent = {"attention__key_length": 576, "attention__value_length": 512, "attention__key_length_mla": 192}
+    assert not shape("deepseek2", **latent).is_mla  # an old conversion
+    found = shape("deepseek2", **latent, attention__value_length_mla=128)
+    assert found.is_mla and found.head_k_mla == 192
+    assert not shape("llama", **latent, attention__value_length_mla=128).is_mla  # llama does not read them

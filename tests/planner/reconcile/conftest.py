@@ -16,7 +16,13 @@ from planner.units import MIB
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))  # for the fake engines
 
-KINDS: dict[str, BufferKind] = {"weights": "model", "kv": "kv", "compute": "compute", "output": "output"}
+KINDS: dict[str, BufferKind] = {
+    "weights": "model",
+    "kv": "kv",
+    "state": "state",
+    "compute": "compute",
+    "output": "output",
+}
 Measure = Callable[..., Measurement]
 
 
@@ -55,13 +61,17 @@ def measured() -> Measure:
 
     def make(plan: MemoryPlan, **differences: object) -> Measurement:
         buffers = tuple(
-            Buffer(kind=KINDS[a.component], device=a.buffer.split()[0], size_bytes=as_printed(a.reserved_bytes))
+            Buffer(
+                kind=KINDS[a.component],
+                device=a.buffer if a.component == "weights" else a.device,
+                size_bytes=as_printed(a.reserved_bytes),
+            )
             for a in plan.allocations
             if a.component in KINDS
         )
         caches = sum(a.component == "kv" for a in plan.allocations)
         log = EngineLog(buffers=buffers, cells=(1,) * caches, cpu_features=frozenset({"AVX", "AVX2", "F16C"}))
-        resident = sample(differences.pop("resident_bytes", plan.resident_bytes()))  # type: ignore[arg-type]
+        resident = sample(differences.pop("resident_bytes", plan.resident_bytes(device="CPU")))  # type: ignore[arg-type]
         speed = Speed(
             users=2,
             prompt_tokens=600,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,13 @@ from pathlib import Path
 import pytest
 from fake_engines import write_engine
 
-from planner import Hardware, Launch, Model, predict
+from planner import Hardware, Launch, Model, Verdict, predict
+from planner import campaign as module
+from planner.campaign import check_fits, launches_for, machine_of, run_campaign, seen_by
 from planner.engine.find import Engine, EngineDevice, identify
-from planner.errors import DoesNotFitError, EngineError, ModelError, PlannerError
+from planner.errors import DoesNotFitError, EngineError, PlannerError
 from planner.fit import MAIN_CACHE_TYPES
 from planner.measure import Measurement, Progress
-from planner.reconcile import campaign as module
-from planner.reconcile.campaign import check_fits, launches_for, run_campaign
 from planner.reconcile.record import Record
 from planner.units import GIB, MIB
 
@@ -34,8 +33,8 @@ def record(tmp_path: Path) -> Record:
 
 
 @pytest.fixture
-def launches(gemma: Model, hardware: Hardware, engine: Engine) -> tuple[Launch, ...]:
-    return launches_for(gemma, hardware, engine, users=2, ctx_per_user=32768, cache_types=MAIN_CACHE_TYPES)
+def launches(gemma: Model, hardware: Hardware) -> tuple[Launch, ...]:
+    return launches_for(gemma, hardware, users=2, ctx_per_user=32768, cache_types=MAIN_CACHE_TYPES)
 
 
 @pytest.fixture
@@ -67,39 +66,43 @@ def test_the_launches_differ_in_nothing_but_the_cache_type(launches: tuple[Launc
     assert (launches[0].ctx_size, launches[0].parallel, launches[0].kv_unified) == (65536, 2, False)
 
 
-def test_people_can_share_one_cache(gemma: Model, hardware: Hardware, engine: Engine) -> None:
-    (launch,) = launches_for(
-        gemma, hardware, engine, users=3, ctx_per_user=4096, unified=True, cache_types=["q8_0"]
-    )
+def test_people_can_share_one_cache(gemma: Model, hardware: Hardware) -> None:
+    (launch,) = launches_for(gemma, hardware, users=3, ctx_per_user=4096, unified=True, cache_types=["q8_0"])
     assert (launch.ctx_size, launch.kv_unified) == (12288, True)
 
 
 @pytest.mark.parametrize("ram", [2 * GIB, 3 * GIB, 4 * GIB, 8 * GIB, 64 * GIB])
-def test_what_grows_is_bounded_by_what_the_largest_launch_leaves_free(
-    gemma: Model, engine: Engine, ram: int
-) -> None:
+def test_what_grows_is_bounded_by_what_the_largest_launch_leaves_free(gemma: Model, ram: int) -> None:
     hardware = Hardware.simulate(ram=ram)
-    for launch in launches_for(gemma, hardware, engine, users=2, ctx_per_user=32768, cache_types=MAIN_CACHE_TYPES):
+    for launch in launches_for(gemma, hardware, users=2, ctx_per_user=32768, cache_types=MAIN_CACHE_TYPES):
         plan = predict(gemma, launch, hardware)
         assert plan.bytes() + plan.growth_bytes() <= ram
 
 
-def test_accelerators_are_left_alone(gemma: Model, hardware: Hardware, engine: Engine) -> None:
-    with_card = replace(engine, devices=(EngineDevice(name="CUDA0", description="a card"),))
-    for found, device in ((engine, None), (with_card, "none")):
-        (launch,) = launches_for(gemma, hardware, found, users=1, ctx_per_user=4096, cache_types=["f16"])
-        assert launch.device == device
+def test_the_machine_has_the_devices_that_the_engine_sees(engine: Engine, hardware: Hardware) -> None:
+    card = EngineDevice(name="CUDA0", description="a card", total_bytes=8 * GIB, free_bytes=6 * GIB)
+    with_card = replace(engine, devices=(card,))
+    assert [device.name for device in seen_by(engine, hardware).devices] == ["CPU"]
+    seen = seen_by(with_card, hardware)
+    assert [device.name for device in seen.devices] == ["CUDA0", "CPU"]
+    assert seen.pool_named("CUDA0").usable_bytes == 6 * GIB
+    assert [device.name for device in machine_of(with_card).devices] == ["CUDA0", "CPU"]
 
 
-def test_an_architecture_that_is_not_known_is_refused(hardware: Hardware, engine: Engine, tmp_path: Path) -> None:
-    def string(text: str) -> bytes:
-        return struct.pack("<Q", len(text)) + text.encode()
-
-    pair = string("general.architecture") + struct.pack("<I", 8) + string("mamba")
-    file = tmp_path / "mamba.gguf"
-    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair + bytes(32))
-    with pytest.raises(ModelError, match="'mamba', which this version cannot predict"):
-        launches_for(Model.open(file), hardware, engine, users=1, ctx_per_user=512, cache_types=["f16"])
+def test_every_launch_has_the_layers_on_accelerators_that_the_largest_leaves_room_for(gemma: Model) -> None:
+    whole = predict(gemma, Launch.for_users(2, 32768), Hardware.simulate(ram=16 * GIB, vram=[16 * GIB]))
+    all_layers = 18 + 1  # and the output layer
+    for vram, least, most in (
+        (16 * GIB, all_layers, all_layers),
+        (whole.bytes(device="CUDA0") - MIB, 1, all_layers - 1),
+        (64 * MIB, 0, 0),
+    ):
+        machine = Hardware.simulate(ram=16 * GIB, vram=[vram])
+        launches = launches_for(gemma, machine, users=2, ctx_per_user=32768, cache_types=MAIN_CACHE_TYPES)
+        [chosen] = {0 if launch.device == "none" else launch.n_gpu_layers for launch in launches}
+        assert chosen is not None and least <= chosen <= most
+        cards = [device for device in predict(gemma, launches[0], machine).devices if not device.is_cpu]
+        assert all(card.verdict is Verdict.FITS for card in cards)
 
 
 # What is started -------------------------------------------------------------------------------------------
@@ -171,9 +174,7 @@ def test_the_second_run_is_predicted_with_what_the_first_taught(
 ) -> None:
     same_build = replace(engine, version="1 (0abc123)")
     campaign = run_campaign(gemma, launches, same_build, record, detect=machine(64 * GIB))
-    certainties = [
-        next(a.certainty for a in run.plan.allocations if a.buffer == "process") for run in campaign.runs
-    ]
+    certainties = [next(a.certainty for a in run.plan.allocations if a.buffer == "process") for run in campaign.runs]
     assert certainties == ["estimated", "learned", "learned"]
     assert len(came_true) == 3
 

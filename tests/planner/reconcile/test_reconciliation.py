@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from planner import Hardware, Launch, MemoryPlan, Model, predict
 from planner.engine.log import Buffer, EngineLog
 from planner.measure import Measurement
+from planner.model.gguf import GgufHeader
 from planner.reconcile.reconciliation import UNEXPLAINED, Row, reconcile
 from planner.units import MIB
 
@@ -46,6 +48,55 @@ def test_a_plan_that_came_true_has_a_row_per_component_and_no_cause(plan: Memory
 
 def test_two_caches_are_one_row(plan: MemoryPlan, measured: Measure) -> None:
     assert rows_of(plan, measured(plan))["kv"].predicted_bytes == plan.bytes(component="kv")
+
+
+def test_with_several_devices_each_has_rows_of_its_own(gemma: Model, measured: Measure) -> None:
+    machine = Hardware.simulate(ram=16 << 30, vram=[8 << 30])
+    plan = predict(gemma, replace(Launch.for_users(2, 2048), n_gpu_layers=10), machine, prompt_tokens=600)
+    reconciliation = reconcile(plan, measured(plan))
+    assert [row.component for row in reconciliation.reserved] == [
+        "weights (CUDA0)",
+        "weights (CPU_Mapped)",
+        "kv on CUDA0",
+        "kv on CPU",
+        "compute on CUDA0",
+        "compute on CPU",
+        "output on CPU",
+    ]
+    assert {(row.cause, row.delta_bytes) for row in reconciliation.reserved} == {("", 0)}
+    # A process holds nothing of a card's memory.
+    assert reconciliation.resident.predicted_bytes == plan.resident_bytes(device="CPU") < plan.resident_bytes()
+
+
+def test_a_buffer_that_lies_elsewhere_than_predicted_is_unexplained(gemma: Model, measured: Measure) -> None:
+    machine = Hardware.simulate(ram=16 << 30, vram=[8 << 30])
+    plan = predict(gemma, Launch.for_users(2, 2048), machine, prompt_tokens=600)
+    log = measured(plan).log
+    moved = tuple(replace(buffer, device="CPU") if buffer.kind == "kv" else buffer for buffer in log.buffers)
+    rows = rows_of(plan, measured(plan, log=replace(log, buffers=moved)))
+    assert (rows["kv on CUDA0"].measured_bytes, rows["kv on CPU"].predicted_bytes) == (0, 0)
+    # What the rules of an untried back end cover is an estimate; that it is not there at all is none.
+    assert rows["kv on CUDA0"].cause == rows["kv on CPU"].cause == UNEXPLAINED
+
+
+def test_a_state_has_a_row(measured: Measure) -> None:
+    keys = {
+        "block_count": 2,
+        "embedding_length": 256,
+        "context_length": 256,
+        "ssm.inner_size": 512,
+        "ssm.state_size": 16,
+        "ssm.conv_kernel": 4,
+        "vocab_size": 1000,
+    }
+    metadata = {"general.architecture": "mamba", **{f"mamba.{key}": value for key, value in keys.items()}}
+    header = GgufHeader(version=3, metadata=metadata, tensors=(), alignment=32, data_offset=0)
+    model = Model(path=Path("mamba.gguf"), header=header)
+    plan = predict(model, Launch.for_users(2, 2048), Hardware.simulate(ram=16 << 30), prompt_tokens=600)
+    assert plan.bytes(component="state") > 0
+    rows = rows_of(plan, measured(plan))
+    assert list(rows) == ["state", "compute", "output"]
+    assert (rows["state"].predicted_bytes, rows["state"].cause) == (plan.bytes(component="state"), "")
 
 
 @pytest.mark.parametrize("kind", ["kv", "output"])

@@ -96,9 +96,7 @@ def test_a_line_that_was_cut_off_costs_itself_only(record: Record, gemma: Model,
         b"null",
     ],
 )
-def test_lines_that_are_not_understood_are_passed_over(
-    record: Record, gemma: Model, run: Run, line: bytes
-) -> None:
+def test_lines_that_are_not_understood_are_passed_over(record: Record, gemma: Model, run: Run, line: bytes) -> None:
     record.append(gemma, run(10), {})
     with record.path.open("ab") as file:
         file.write(line.replace(b"%s", fingerprint(gemma).encode()) + b"\n")

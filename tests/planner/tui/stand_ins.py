@@ -12,6 +12,7 @@ import msgspec
 from textual.pilot import Pilot
 
 from planner import Hardware, Launch, Model, predict
+from planner.campaign import Campaign
 from planner.engine.arguments import server_arguments
 from planner.engine.find import Engine
 from planner.engine.log import Buffer, BufferKind, EngineLog
@@ -21,7 +22,6 @@ from planner.measure import Measurement, Progress, Sample, Speed
 from planner.model.catalogue import CatalogueEntry, find_entry
 from planner.model.gguf import GgufHeader
 from planner.model.ghost import ghost_tensors
-from planner.reconcile.campaign import Campaign
 from planner.reconcile.reconciliation import reconcile
 from planner.reconcile.record import Record
 from planner.tui.app import PlannerApp, make_app
@@ -46,9 +46,7 @@ PATIENCE_S = 60.0
 
 def file_of(entry: CatalogueEntry, name: str) -> Choice:
     """A row that looks like a real file of the entry's model."""
-    header = GgufHeader(
-        version=3, metadata=entry.metadata(), tensors=ghost_tensors(entry), alignment=32, data_offset=0
-    )
+    header = GgufHeader(version=3, metadata=entry.metadata(), tensors=ghost_tensors(entry), alignment=32, data_offset=0)
     return Choice(name=name, model=Model(path=Path("/models") / name, header=header))
 
 
@@ -126,7 +124,11 @@ def quick_measurement(
     plan = predict(model, launch, MACHINE, prompt_tokens=600)
     kinds: dict[str, BufferKind] = {"weights": "model", "kv": "kv", "compute": "compute", "output": "output"}
     buffers = tuple(
-        Buffer(kind=kinds[a.component], device=a.buffer, size_bytes=a.reserved_bytes)
+        Buffer(
+            kind=kinds[a.component],
+            device=a.buffer if a.component == "weights" else a.device,
+            size_bytes=a.reserved_bytes,
+        )
         for a in plan.allocations
         if a.component in kinds
     )

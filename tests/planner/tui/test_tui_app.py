@@ -21,9 +21,9 @@ from stand_ins import (
 )
 from textual.pilot import Pilot
 
+from planner.campaign import Campaign
 from planner.engine.find import Engine
 from planner.errors import DoesNotFitError
-from planner.reconcile.campaign import Campaign
 from planner.tui.dialogs import CommandDialog, HelpDialog
 from planner.tui.panels import ModelList, StatusLine
 from planner.tui.view import Position
@@ -83,7 +83,7 @@ async def test_every_row_of_the_breakdown_gives_its_reason(tmp_path: Path) -> No
         await settled(pilot)
         await pilot.press("tab", "down")
         await pilot.pause()
-        assert "KV cache: 8,192 cells x 2 streams" in words(pilot, "#reasons-text")
+        assert "KV cache: 30 layers: 8,192 cells x 2 streams" in words(pilot, "#reasons-text")
 
 
 async def test_a_damaged_file_is_explained(tmp_path: Path) -> None:
@@ -186,9 +186,7 @@ async def test_an_error_is_a_sentence(tmp_path: Path) -> None:
     async with app_of(tmp_path, run=refused).run_test() as pilot:
         await settled(pilot)
         await pilot.press("m")
-        await until(
-            pilot, lambda: status(pilot) == "Nothing was started: 3 GiB are missing. Choose a smaller cell."
-        )
+        await until(pilot, lambda: status(pilot) == "Nothing was started: 3 GiB are missing. Choose a smaller cell.")
 
 
 async def test_an_unforeseen_error_is_a_sentence_too(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ import pytest
 from stand_ins import PATIENCE_S, app_of, main_screen, settled, tiny_entry, until
 
 from planner import Hardware
+from planner.campaign import run_campaign
 from planner.engine.find import find_engine
-from planner.reconcile.campaign import run_campaign
 from planner.tui.app import PlannerApp
 from planner.tui.choices import Choice, ghost_model
 from planner.tui.grid import GridView
@@ -30,9 +30,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]
 def real_app(tmp_path: Path) -> PlannerApp:
     entry = tiny_entry()
     choice = Choice(name=entry.title, model=ghost_model(entry), entry=entry)
-    return app_of(
-        tmp_path, (choice,), find=find_engine, run=run_campaign, detect=Hardware.detect, clock=time.monotonic
-    )
+    return app_of(tmp_path, (choice,), find=find_engine, run=run_campaign, detect=Hardware.detect, clock=time.monotonic)
 
 
 def servers_of(pid: int) -> list[psutil.Process]:

@@ -6,14 +6,15 @@ Shared by the command line and the app, so that both do the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 from planner.engine.find import Engine
-from planner.errors import DoesNotFitError, EngineError, ModelError
+from planner.errors import DoesNotFitError, EngineError
 from planner.export.command import shell_command
 from planner.export.documents import run_document
-from planner.fit import Candidate, Recommendation, bound_growth, recommend
-from planner.hardware import Hardware
+from planner.fit import Candidate, Recommendation, bound_growth, fit_layers, recommend
+from planner.hardware import CPU_DEVICE, Hardware
 from planner.launch import CacheType, Launch, resolve_context
 from planner.measure import Progress, measure
 from planner.measure.run import READY_TIMEOUT_S
@@ -55,29 +56,31 @@ class Campaign:
         return shell_command(run.measurement.command, ghost=run.measurement.ghost)
 
 
+def machine_of(engine: Engine) -> Hardware:
+    """This machine as it is now, with the devices that the engine saw when it was looked at."""
+    return seen_by(engine, Hardware.detect())
+
+
+def seen_by(engine: Engine, hardware: Hardware) -> Hardware:
+    """The machine with the devices that this engine can use."""
+    seen = [(device.name, device.total_bytes, device.free_bytes) for device in engine.devices]
+    return hardware.with_accelerators(seen)
+
+
 def launches_for(
     model: Model,
     hardware: Hardware,
-    engine: Engine,
     *,
     users: int,
     ctx_per_user: int,
     unified: bool = False,
     cache_types: Sequence[CacheType],
 ) -> tuple[Launch, ...]:
-    """One launch per cache type, alike in everything else: growth bounded by what the largest leaves free.
-
-    An engine with accelerators is told to leave them alone, since this version plans for the processor only.
+    """One launch per cache type, alike in everything else: as many layers on accelerators as the largest cache
+    leaves room for, and growth bounded by what it leaves free.
     """
-    if model.rules is None:
-        raise ModelError(
-            f"{model.path} has the architecture {model.architecture!r}, which this version cannot predict.",
-            "`planner inspect` shows what its header says.",
-        )
     base = Launch.for_users(users, ctx_per_user, unified=unified, cache_type=cache_types[0])
-    base = bound_growth(model, base, hardware)
-    if engine.devices:
-        base = replace(base, device="none")
+    base = bound_growth(model, fit_layers(model, base, hardware), hardware)
     return tuple(base.with_cache_type(cache_type) for cache_type in cache_types)
 
 
@@ -111,7 +114,7 @@ def run_campaign(
     on_run: Callable[[Reconciliation], None] = lambda _run: None,
     cancelled: Callable[[], bool] = lambda: False,
     ready_timeout_s: float = READY_TIMEOUT_S,
-    detect: Callable[[], Hardware] = Hardware.detect,
+    detect: Callable[[], Hardware] | None = None,
 ) -> Campaign:
     """Measure every launch that fits, one after the other, and recommend one of them.
 
@@ -120,6 +123,7 @@ def run_campaign(
     be written, and the first EngineError when every launch failed; runs that had ended by then are in the
     record.
     """
+    detect = detect or partial(machine_of, engine)
     if not force:
         check_fits([_plan(model, launch, detect(), engine, record) for launch in launches])
     if record is not None:
@@ -174,7 +178,7 @@ def _plan(model: Model, launch: Launch, hardware: Hardware, engine: Engine, reco
 
 
 def _unmeasured(plan: MemoryPlan) -> Candidate:
-    return Candidate(launch=plan.launch, plan=plan, resident_bytes=plan.resident_bytes())
+    return Candidate(launch=plan.launch, plan=plan, resident_bytes=plan.resident_bytes(device=CPU_DEVICE))
 
 
 def _candidate(run: Reconciliation) -> Candidate:
@@ -182,6 +186,6 @@ def _candidate(run: Reconciliation) -> Candidate:
     return Candidate(
         launch=run.measurement.launch,
         plan=run.plan,
-        resident_bytes=run.plan.resident_bytes() if measured is None else measured,
+        resident_bytes=run.plan.resident_bytes(device=CPU_DEVICE) if measured is None else measured,
         generated_tokens_per_s=run.measurement.everyone.generated_tokens_per_s,
     )
