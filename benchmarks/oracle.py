@@ -1,6 +1,6 @@
 """The truth, from llama.cpp itself: what it reserves for a launch, to hold predictions against.
 
-`Oracle` asks a child process that has `llama_cpp` loaded (`tests/oracle_child.py`); an abort in llama.cpp costs
+`Oracle` asks a child process that has `llama_cpp` loaded (`benchmarks/oracle_child.py`); an abort in llama.cpp costs
 one answer and not the run. Nothing here uses what `planner` derives from a launch: settings go in as
 llama-server hands them to the library, and come back as llama.cpp's own log.
 

@@ -22,7 +22,7 @@ from planner.measure.users import workload_for
 from planner.memory import MemoryPlan, Verdict, predict
 from planner.model import Model
 from planner.reconcile.reconciliation import Reconciliation, reconcile
-from planner.reconcile.record import Record
+from planner.reconcile.record import Record, used_devices
 
 DEFAULT_USERS = 2
 DEFAULT_CONTEXT = 8192
@@ -63,8 +63,7 @@ def machine_of(engine: Engine) -> Hardware:
 
 def seen_by(engine: Engine, hardware: Hardware) -> Hardware:
     """The machine with the devices that this engine can use."""
-    seen = [(device.name, device.total_bytes, device.free_bytes) for device in engine.devices]
-    return hardware.with_accelerators(seen)
+    return hardware.with_accelerators(engine.devices)
 
 
 def launches_for(
@@ -169,11 +168,14 @@ def run_campaign(
 
 
 def _plan(model: Model, launch: Launch, hardware: Hardware, engine: Engine, record: Record | None) -> MemoryPlan:
-    overhead = None if record is None else record.learned_overhead(model, engine.build)
     prompt_tokens = None
     if model.rules is not None:
         context = resolve_context(launch, model.hyperparameters.n_ctx_train)
         prompt_tokens = workload_for(context).prompt_tokens
+    plan = predict(model, launch, hardware, prompt_tokens=prompt_tokens)
+    overhead = None if record is None else record.learned_overhead(model, engine.build, used_devices(plan))
+    if overhead is None:
+        return plan
     return predict(model, launch, hardware, overhead_bytes=overhead, prompt_tokens=prompt_tokens)
 
 

@@ -6,9 +6,10 @@ pool. `Hardware.detect()` asks `probes` about this machine, `Hardware.simulate()
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from planner.errors import UsageError
 from planner.units import MIB
@@ -67,6 +68,8 @@ class Device:
     """Name of the pool it draws on."""
     max_allocation_bytes: int | None = None
     """Largest single buffer that it can make; None where nothing limits it."""
+    cap_bytes: int | None = None
+    """What it may take of its pool at most (Metal's working set); None for all of it."""
 
     @property
     def kind(self) -> DeviceKind:
@@ -77,6 +80,26 @@ class Device:
     def is_cpu(self) -> bool:
         """Whether it is the processor itself, which llama.cpp does not count among the devices."""
         return self.kind == "cpu"
+
+
+class SeenDevice(Protocol):
+    """A device as an engine's `--list-devices` prints it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    @property
+    def total_bytes(self) -> int: ...
+    @property
+    def free_bytes(self) -> int: ...
+
+
+_INTEGRATED = re.compile(
+    r"Intel.*(UHD|HD Graphics|Iris|Arc\(TM\) Graphics|Graphics\s*\()|Radeon(\(TM\))?( \d{3}M)? Graphics"
+    r"|GB10|Orin|Thor|Xavier"
+)
+"""Descriptions of graphics that share the machine's memory, from public `--list-devices` output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +116,8 @@ class Hardware:
     cpu_cores: int | None = None
     """Cores this process may use."""
     warnings: tuple[str, ...] = ()
+    may_have_accelerators: bool = False
+    """Whether the system shows any sign of one; which ones llama.cpp can use, only an engine says."""
 
     @classmethod
     def detect(cls) -> Hardware:
@@ -116,6 +141,7 @@ class Hardware:
             cpu_features=cpu.features,
             cpu_cores=cpu.logical_cores,
             warnings=(*host.warnings, *cpu.warnings),
+            may_have_accelerators=probes.has_accelerator(),
         )
 
     @classmethod
@@ -147,19 +173,29 @@ class Hardware:
             cpu_features=cpu_features,
         )
 
-    def with_accelerators(self, seen: Sequence[tuple[str, int, int]]) -> Hardware:
-        """The machine with the devices that an engine lists: name, total bytes and free bytes of each.
+    def with_accelerators(self, seen: Sequence[SeenDevice]) -> Hardware:
+        """The machine with the devices that an engine lists.
 
-        Metal draws on the one memory of the machine; every other device is taken for one with its own.
+        One that shares the machine's memory (Metal, integrated graphics, GB10, Jetson) draws on the host's pool,
+        up to what it may take of it; every other one has memory of its own.
         """
-        own = [entry for entry in seen if kind_of_device(entry[0]) != "metal"]
-        pools = tuple(
-            Pool(name=name, total_bytes=total, usable_bytes=min(free, total), source="the engine's --list-devices")
-            for name, total, free in own
-        )
-        names = {pool.name for pool in pools}
-        devices = tuple(Device(name=name, pool=name if name in names else HOST_POOL) for name, _total, _free in seen)
+        pools: list[Pool] = []
+        devices: list[Device] = []
+        for device in seen:
+            free = min(device.free_bytes, device.total_bytes)
+            if self._shares_memory(device):
+                devices.append(Device(name=device.name, pool=HOST_POOL, cap_bytes=free or None))
+                continue
+            pools.append(_listed(device.name, device.total_bytes, free))
+            devices.append(Device(name=device.name, pool=device.name))
         return replace(self, pools=(*pools, *self.pools), devices=(*devices, *self.devices))
+
+    def _shares_memory(self, device: SeenDevice) -> bool:
+        if kind_of_device(device.name) == "metal" or _INTEGRATED.search(device.description):
+            return True
+        # A device that reports nearly all of the machine's memory as its own has none of its own.
+        host = self.host.total_bytes
+        return kind_of_device(device.name) != "rpc" and bool(host) and device.total_bytes >= 0.85 * (host or 0)
 
     @property
     def accelerators(self) -> tuple[Device, ...]:
@@ -178,6 +214,10 @@ class Hardware:
     def host(self) -> Pool:
         """The memory of the machine itself."""
         return self.pool_named(HOST_POOL)
+
+
+def _listed(name: str, total: int, free: int) -> Pool:
+    return Pool(name=name, total_bytes=total, usable_bytes=free, source="the engine's --list-devices")
 
 
 def _simulated(name: str, size: int) -> Pool:

@@ -78,6 +78,10 @@ class Launch:
     """Layers, from the first, whose dense feed-forward weights stay on the CPU."""
     kv_offload: bool = True
     """Whether caches lie with their layers; else all on the CPU."""
+    fit: bool = True
+    """Whether the server may change what is left out so that it fits (`--fit`): layers, and the context of `-c 0`."""
+    mmproj: str | None = None
+    """A projector for images (`--mmproj`). What it takes is not predicted yet, and a plan says so."""
     no_host: bool = False
     """Whether host weights bypass the accelerator's pinned memory, so that they can be rearranged."""
     spec_type: Speculation = "none"
@@ -155,7 +159,7 @@ class Launch:
     @property
     def unified(self) -> bool:
         """Whether one cache serves all slots."""
-        return self.parallel is None if self.kv_unified is None else self.kv_unified
+        return self.parallel is None or bool(self.kv_unified)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,11 +182,11 @@ class ResolvedContext:
 def resolve_context(launch: Launch, n_ctx_train: int) -> ResolvedContext:
     """What llama-server makes of the launch's context for a model trained on `n_ctx_train` tokens.
 
-    `--ctx-size 0` with an explicit `--parallel` gives every slot the whole trained context, since `--fit` is
-    on by default (`common/fit.cpp`); with `--parallel` left out the four slots share it.
+    `--ctx-size 0` with an explicit `--parallel` gives every slot the whole trained context while `--fit` is on,
+    as it is by default (`common/fit.cpp`); slots with one cache, as with `--parallel` left out, share it.
     """
     slots = launch.slots
-    asked = launch.ctx_size or n_ctx_train * (1 if launch.parallel is None else slots)
+    asked = launch.ctx_size or n_ctx_train * (slots if launch.fit and not launch.unified else 1)
     # Embeddings force n_batch = n_ubatch (`tools/server`); both are limited by the context before rounding.
     batch = launch.ubatch_size if launch.embeddings else launch.batch_size
     n_batch = min(asked, batch)

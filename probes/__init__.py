@@ -4,6 +4,7 @@ Every probe takes the root of the machine's file tree, returns plain values with
 raises: what it cannot learn is None, with the reason.
 """
 
+from probes.accelerator import has_accelerator
 from probes.cgroup import MemoryLimit, probe_cpu_quota, probe_limits
 from probes.cpu import Cpu, probe_cpu
 from probes.host import HostMemory, probe_host
@@ -14,6 +15,7 @@ __all__ = [
     "HostMemory",
     "MemoryLimit",
     "ProcessMemory",
+    "has_accelerator",
     "probe_cpu",
     "probe_cpu_quota",
     "probe_host",

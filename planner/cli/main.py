@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import signal
@@ -142,6 +143,10 @@ def _run(arguments: list[str]) -> int:
         return _say(str(error), EXIT_DOES_NOT_FIT)
     except PlannerError as error:
         return _say(str(error), EXIT_FAILED)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        return _say(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.", EXIT_FAILED)
     return result if isinstance(result, int) else 0
 
 

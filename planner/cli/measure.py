@@ -13,7 +13,7 @@ from planner.campaign import DEFAULT_CONTEXT, DEFAULT_USERS, Campaign, launches_
 from planner.cli.progress import ProgressLine
 from planner.cli.render import format_count, labelled, launch_summary, render_hardware, render_table
 from planner.engine.find import Engine, find_engine
-from planner.errors import ModelError
+from planner.errors import PlannerError
 from planner.export.documents import measure_document, run_document
 from planner.fit import MAIN_CACHE_TYPES
 from planner.hardware import Hardware
@@ -149,7 +149,7 @@ def _best_model(hardware: Hardware) -> Model | None:
         try:
             model = Model.open(path)
             fits = _fits(model, hardware)
-        except ModelError:
+        except PlannerError:
             continue  # a damaged file among many must not stop the others
         if fits and (best is None or model.tensor_bytes > best.tensor_bytes):
             best = model

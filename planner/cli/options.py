@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,20 +15,37 @@ from planner.launch import CACHE_TYPES, Launch
 
 PROGRAM = "llama-server"
 _IGNORED_KEY = "planner.ignored"
+_NOT_COUNTED_KEY = "planner.not_counted"
 
 _NO_MEMORY_VALUES = """
     --host --port -t,--threads -tb,--threads-batch --threads-http -a,--alias --api-key --api-key-file
     --chat-template --chat-template-file --temp,--temperature --top-k --top-p --min-p --repeat-penalty
     -s,--seed -n,--predict,--n-predict --prio --slot-save-path -to,--timeout --log-file --path
-    --reasoning-format --reasoning-budget -lv,--verbosity,--log-verbosity -fit,--fit -fitt,--fit-target
+    --reasoning-format --reasoning-budget -lv,--verbosity,--log-verbosity -fitt,--fit-target
     -fitc,--fit-ctx --cache-reuse --rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --numa
+    --chat-template-kwargs --presence-penalty --frequency-penalty --samplers --override-kv --poll --poll-batch
+    -C,--cpu-mask -Cr,--cpu-range --cpu-strict --keep -sps,--slot-prompt-similarity --ssl-key-file --ssl-cert-file
+    --yarn-orig-ctx --yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast --log-colors --tags
+    --repeat-last-n --typical,--typical-p --mirostat --mirostat-lr --mirostat-ent --grammar --grammar-file
+    -j,--json-schema -l,--logit-bias --api-prefix --cors-origins
 """
 _NO_MEMORY_FLAGS = """
     --jinja --no-jinja --metrics --webui --no-webui --slots --no-slots --props -cb,--cont-batching
     -nocb,--no-cont-batching --warmup --no-warmup -v,--verbose --offline --log-jsonl --perf --no-perf
-    --context-shift --no-context-shift
+    --context-shift --no-context-shift --ui --no-ui --no-mmproj --no-cache-prompt --cache-prompt --log-disable
+    --ignore-eos --reuse-port --log-prefix --log-timestamps -sp,--special --check-tensors
 """
 """Options of llama-server that a pasted command may hold and that decide no memory."""
+_NOT_COUNTED_VALUES = """
+    -md,--model-draft,--spec-draft-model -ctkd,--cache-type-k-draft -ctvd,--cache-type-v-draft -ngld,--gpu-layers-draft
+    -devd,--device-draft --lora --lora-scaled --control-vector --control-vector-scaled --rpc --moe-cache-mib
+    -lzm,--lazy-mode --kv-unified-per-slot --pooling -cms,--checkpoint-min-step -hf,--hf-repo -hff,--hf-file
+"""
+_NOT_COUNTED_FLAGS = """
+    --rerank,--reranking --op-offload --no-op-offload -bs,--backend-sampling --cache-idle-slots --no-cache-idle-slots
+    --mmap --no-mmap --mlock
+"""
+"""Options that may decide memory and that no plan counts yet: they are named behind the plan."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -43,7 +61,7 @@ _OPTIONS = (
     click.option("--cache-type", type=click.Choice(CACHE_TYPES), help="Both cache types at once."),
     click.option("-ctk", "--cache-type-k", type=click.Choice(CACHE_TYPES)),
     click.option("-ctv", "--cache-type-v", type=click.Choice(CACHE_TYPES)),
-    click.option("-fa", "--flash-attn", type=click.Choice(["on", "off", "auto"])),
+    click.option("-fa", "--flash-attn", metavar="[on|off|auto]"),
     click.option("-b", "--batch-size", type=click.IntRange(1), metavar="N"),
     click.option("-ub", "--ubatch-size", type=click.IntRange(1), metavar="N"),
     click.option("--swa-full", is_flag=True, default=None, help="Windowed layers keep the whole context."),
@@ -64,6 +82,8 @@ _OPTIONS = (
     click.option("-kvo/-nkvo", "--kv-offload/--no-kv-offload", default=None, help="Caches lie with their layers."),
     click.option("--spec-type", type=click.Choice(["none", "draft-mtp"]), help="Guess ahead with the model itself."),
     click.option("--spec-draft-n-max", type=click.IntRange(1), metavar="N", help="Tokens guessed ahead."),
+    click.option("-fit", "--fit", type=click.Choice(["on", "off"]), help="May what is left out be changed to fit."),
+    click.option("-mm", "--mmproj", metavar="FILE", help="A projector for images; named, but not counted yet."),
     click.option("--no-host", is_flag=True, default=None, help="Host weights bypass pinned memory."),
 )
 
@@ -76,7 +96,13 @@ def launch_options(command: _Command) -> _Command:
 
 
 def _no_memory_options() -> Iterator[Callable[[_Command], _Command]]:
-    for names, is_flag in ((_NO_MEMORY_VALUES, False), (_NO_MEMORY_FLAGS, True)):
+    lists = (
+        (_NO_MEMORY_VALUES, False, _IGNORED_KEY),
+        (_NO_MEMORY_FLAGS, True, _IGNORED_KEY),
+        (_NOT_COUNTED_VALUES, False, _NOT_COUNTED_KEY),
+        (_NOT_COUNTED_FLAGS, True, _NOT_COUNTED_KEY),
+    )
+    for names, is_flag, key in lists:
         for group in names.split():
             yield click.option(
                 *group.split(","),
@@ -85,19 +111,30 @@ def _no_memory_options() -> Iterator[Callable[[_Command], _Command]]:
                 default=None,
                 hidden=True,
                 expose_value=False,
-                callback=_note_ignored,
+                callback=partial(_note, key),
             )
 
 
-def _note_ignored(context: click.Context, option: click.Parameter, value: object) -> None:
+def _note(key: str, context: click.Context, option: click.Parameter, value: object) -> None:
     if value is not None:
-        context.meta.setdefault(_IGNORED_KEY, []).append(option.opts[-1])
+        context.meta.setdefault(key, []).append(option.opts[-1])
 
 
 def ignored_options() -> list[str]:
     """The options of this call that decide no memory."""
     ignored: list[str] = click.get_current_context().meta.get(_IGNORED_KEY, [])
     return ignored
+
+
+def uncounted_options() -> list[str]:
+    """The options of this call that may decide memory and are not counted."""
+    uncounted: list[str] = click.get_current_context().meta.get(_NOT_COUNTED_KEY, [])
+    return uncounted
+
+
+def is_pasted(words: tuple[str, ...]) -> bool:
+    """Whether the words hold the name of the program, as a pasted command does."""
+    return any(Path(word).name.removesuffix(".exe") == PROGRAM for word in words)
 
 
 def chosen_model(words: tuple[str, ...], named: Path | None) -> Path:
@@ -113,11 +150,11 @@ def chosen_model(words: tuple[str, ...], named: Path | None) -> Path:
     raise click.UsageError(f"One model at a time, not {' and '.join(both)}.")
 
 
-def launch_from(options: dict[str, Any]) -> Launch:
+def launch_from(options: dict[str, Any], *, pasted: bool = False) -> Launch:
     """The launch that the options ask for; what is left out has llama-server's default.
 
-    With neither vocabulary: one person with the trained context. Raises UsageError where the two are mixed or
-    a value makes no sense.
+    With no word of either vocabulary, and not `pasted` behind the program's name: one person with the trained
+    context. Raises UsageError where the two are mixed or a value makes no sense.
     """
     given = {name: value for name, value in options.items() if value is not None and value != ()}
     cache_type = given.pop("cache_type", None)
@@ -125,6 +162,8 @@ def launch_from(options: dict[str, Any]) -> Launch:
         given = {"cache_type_k": cache_type, "cache_type_v": cache_type, **given}
     people = {name: given.pop(name) for name in _PEOPLE if name in given}
     slots = {name: given.pop(name) for name in _SLOTS if name in given}
+    if not (people or slots or pasted or given.keys() - {"cache_type_k", "cache_type_v"}):
+        slots = {"parallel": 1, "kv_unified": False}
     return replace(_base(people, slots), **{name: _PARSERS.get(name, _as_is)(value) for name, value in given.items()})
 
 
@@ -134,12 +173,10 @@ def _base(people: dict[str, int], slots: dict[str, Any]) -> Launch:
         raise UsageError(
             f"--context and --users speak of each person, {names} of all slots together: use one or the other."
         )
-    if slots:
+    if not people:
         if slots.get("parallel") == -1:
             slots["parallel"] = None
         return Launch(**slots)
-    if not people:
-        return Launch(parallel=1, kv_unified=False)
     if "context" not in people:
         raise UsageError("--users needs --context: how many tokens does each of them get?")
     return Launch.for_users(people.get("users", 1), people["context"])
@@ -177,7 +214,18 @@ def _overrides(texts: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def _flash_attention(text: str) -> str:
+    # The spellings that llama-server takes (`common/arg.cpp: is_truthy` and its kin).
+    words = {"on": "on", "1": "on", "true": "on", "enabled": "on"}
+    words |= {"off": "off", "0": "off", "false": "off", "disabled": "off", "auto": "auto", "-1": "auto"}
+    if text not in words:
+        raise UsageError(f"--flash-attn is {text!r}, neither on nor off nor auto.")
+    return words[text]
+
+
 _PARSERS: dict[str, Callable[[Any], Any]] = {
+    "flash_attn": _flash_attention,
+    "fit": lambda word: word == "on",
     "n_gpu_layers": _gpu_layers,
     "tensor_split": _shares,
     "override_tensor": _overrides,

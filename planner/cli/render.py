@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from planner.errors import ModelError
 from planner.hardware import Hardware
 from planner.launch import Launch
 from planner.memory import Allocation, MemoryPlan
@@ -173,7 +174,10 @@ def render_model(model: Model, *, list_tensors: bool) -> str:
         ("Weights", f"{format_mib(model.tensor_bytes)} MiB ({_type_mix(model)})"),
     ]
     if model.rules is not None:
-        rows += _shape_rows(model)
+        try:
+            rows += _shape_rows(model)
+        except ModelError as error:
+            rows.append(("Problem", str(error)))
     lines = [f"{label:<15}{text}" for label, text in rows]
     lines += ["", "Metadata", *(f"  {key} = {_value(value)}" for key, value in model.metadata.items())]
     if list_tensors:

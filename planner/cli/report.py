@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from planner.campaign import DEFAULT_CONTEXT, DEFAULT_USERS
+from planner.campaign import DEFAULT_CONTEXT, DEFAULT_USERS, seen_by
 from planner.cli.render import render_hardware, render_table
 from planner.engine.find import find_engine
 from planner.errors import PlannerError
@@ -25,6 +25,7 @@ def print_report(engine: Path | None, *, as_json: bool) -> None:
     hardware = Hardware.detect()
     try:
         found = find_engine(engine)
+        hardware = seen_by(found, hardware)
         engine_text = f"llama-server {found.version} ({found.source}: {found.path})"
     except PlannerError as error:
         engine_text = f"none. {error}"

@@ -67,6 +67,10 @@ def _arguments(launch: Launch, model_path: Path) -> Iterator[_Argument]:
         yield _Argument("--load-mode", launch.load_mode)
     if launch.embeddings:
         yield _Argument("--embeddings")
+    if not launch.fit:
+        yield _Argument("--fit", "off")
+    if launch.mmproj is not None:
+        yield _Argument("--mmproj", launch.mmproj)
     if launch.device is not None:
         yield _Argument("--device", launch.device)
     if launch.spec_type != "none":

@@ -11,7 +11,7 @@ _ERROR_LINE = re.compile(
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^[\d.]+ [IWEDT] ")
 _QUOTED_LINES = 2
-_GENERIC = ("exiting due to model loading error", "please file a bug report")
+_GENERIC = ("exiting due to model loading error", "_impl: failed to load model", "please file a bug report")
 
 _SIGNALS = {
     signal.SIGILL: "it was built for a newer processor than this one",

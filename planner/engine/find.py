@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from planner.engine.child import before_exec, interrupts_held_back
 from planner.engine.environment import without_settings
 from planner.engine.faults import describe_exit
 from planner.errors import EngineError
@@ -160,23 +161,28 @@ def parse_devices(text: str) -> tuple[EngineDevice, ...]:
 
 def _ask(path: Path, flag: str) -> str:
     try:
-        result = subprocess.run(
-            [str(path), flag],
-            env=without_settings(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PROBE_TIMEOUT_S,
-            check=False,
-        )
+        with interrupts_held_back() as mask:
+            process = subprocess.Popen(
+                [str(path), flag],
+                env=without_settings(os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                preexec_fn=before_exec(mask),
+            )
     except OSError as error:
         raise EngineError(f"{path} cannot be started: {error.strerror}.", "Name another with --engine.") from None
-    except subprocess.TimeoutExpired:
-        raise EngineError(
-            f"{path} {flag} did not answer within {_PROBE_TIMEOUT_S} seconds.", "Name another with --engine."
-        ) from None
-    output = result.stdout + result.stderr
-    if result.returncode != 0:
-        raise EngineError(f"{path} {flag} {describe_exit(result.returncode, output)}", "Name another with --engine.")
+    with process:
+        try:
+            output = "".join(process.communicate(timeout=_PROBE_TIMEOUT_S))
+        except subprocess.TimeoutExpired:
+            raise EngineError(
+                f"{path} {flag} did not answer within {_PROBE_TIMEOUT_S} seconds.", "Name another with --engine."
+            ) from None
+        finally:
+            process.kill()
+    if process.returncode != 0:
+        raise EngineError(f"{path} {flag} {describe_exit(process.returncode, output)}", "Name another with --engine.")
     return output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import http.client
 import json
 import os
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
+from planner.engine.child import before_exec, interrupts_held_back
 from planner.engine.environment import without_settings
 from planner.engine.faults import describe_exit, own_words
 from planner.engine.log import EngineLog, read_line
@@ -28,8 +28,6 @@ POLL_S = 0.05
 STOP_GRACE_S = 2.0
 """How long a server may take to end after an interrupt, before it is killed. An idle one takes 0.05 seconds;
 one that reads a long prompt does not listen until it has read it, and has nothing to lose."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Cancelled(Exception):
@@ -76,7 +74,7 @@ class LlamaServer:
 
     def _start(self, command: list[str]) -> None:
         # An interrupt before Popen returns would leave a server behind that nobody knows of.
-        with _interrupts_held_back() as mask:
+        with interrupts_held_back() as mask:
             try:
                 self._process = subprocess.Popen(
                     command,
@@ -89,7 +87,7 @@ class LlamaServer:
                     env=_environment(os.environ, self._key),
                     # Its own session: Ctrl-C reaches us alone, and we end the server in order.
                     start_new_session=True,
-                    preexec_fn=None if sys.platform == "win32" else _before_exec(mask),
+                    preexec_fn=before_exec(mask),
                 )
             except OSError as error:
                 raise EngineError(f"{command[0]} cannot be started: {error.strerror}.") from None
@@ -283,33 +281,3 @@ def _free_port() -> int:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-@contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[set[int]]:
-    """Let interrupts wait until the block is left; yields the mask that a child must get back."""
-    if sys.platform == "win32":
-        yield set()
-        return
-    held_back = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
-    try:
-        yield {int(number) for number in mask}
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _before_exec(mask: set[int]) -> Callable[[], None]:
-    """What the child does first: take interrupts again and, on Linux, ask to die with us."""
-    # Looked up before the fork: between fork and exec only the calls themselves are safe.
-    prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
-    parent = os.getpid()
-
-    def prepare() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if prctl is not None:
-            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:  # it died before the call
-                os._exit(1)
-
-    return prepare

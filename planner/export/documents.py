@@ -5,10 +5,12 @@ Documents carry `schema_version`; within a version, names are added and never ch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from planner.errors import ModelError
 from planner.export.command import shell_command
 from planner.fit import Recommendation
 from planner.hardware import Hardware
@@ -16,7 +18,7 @@ from planner.launch import Launch
 from planner.measure import Measurement, Sample
 from planner.memory import Allocation, MemoryPlan
 from planner.model import Model
-from planner.model.gguf import LongArray
+from planner.model.gguf import LongArray, MetadataValue
 from planner.model.hyperparameters import Hyperparameters
 from planner.reconcile.reconciliation import Reconciliation, Row
 
@@ -43,11 +45,9 @@ def inspect_document(model: Model) -> Document:
         "schema_version": SCHEMA_VERSION,
         "model": model_document(model),
         "gguf_version": model.header.version,
-        "hyperparameters": None if model.rules is None else _shape_document(model.hyperparameters),
-        "metadata": {
-            key: {"length": value.length} if isinstance(value, LongArray) else value
-            for key, value in model.metadata.items()
-        },
+        "problem": problem_of(model),
+        "hyperparameters": None if model.rules is None or problem_of(model) else _shape_document(model.hyperparameters),
+        "metadata": {key: _metadata_value(value) for key, value in model.metadata.items()},
         "tensors": [
             {
                 "name": tensor.name,
@@ -58,6 +58,24 @@ def inspect_document(model: Model) -> Document:
             for tensor in model.tensors
         ],
     }
+
+
+def problem_of(model: Model) -> str | None:
+    """Why llama.cpp would refuse the metadata; None where it would not."""
+    try:
+        _ = model.layout
+    except ModelError as error:
+        return str(error)
+    return None
+
+
+def _metadata_value(value: MetadataValue) -> Any:
+    if isinstance(value, LongArray):
+        return {"length": value.length}
+    if isinstance(value, tuple):
+        return [_metadata_value(entry) for entry in value]
+    # JSON has no word for these.
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _shape_document(shape: Hyperparameters) -> Document:
@@ -100,6 +118,8 @@ def _plan_body(plan: MemoryPlan) -> Document:
         "context": None if plan.context is None else {**asdict(plan.context), "n_ctx_slot": plan.n_ctx_slot},
         "verdict": plan.verdict.value,
         "verdict_reason": plan.verdict_reason,
+        "refusal": plan.refusal or None,
+        "missing": plan.missing or None,
         "reserved_bytes": plan.bytes(),
         "resident_bytes": plan.resident_bytes(),
         "growth_bytes": plan.growth_bytes(),

@@ -30,4 +30,9 @@ def fit_layers(model: Model, launch: Launch, hardware: Hardware) -> Launch:
 
 
 def _accelerators_hold(plan: MemoryPlan) -> bool:
-    return all(device.verdict is Verdict.FITS for device in plan.devices if not device.is_cpu)
+    """Whether each keeps its margin free. What its estimates may be off by is no reason to leave it empty."""
+    return all(
+        device.verdict is not Verdict.TOO_BIG and (plan.headroom_bytes(device.pool) or 0) >= device.pool.margin_bytes
+        for device in plan.devices
+        if not device.is_cpu
+    )

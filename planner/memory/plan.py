@@ -75,6 +75,7 @@ class DevicePlan:
     pool: Pool
     allocations: tuple[Allocation, ...]
     max_allocation_bytes: int | None
+    cap_bytes: int | None
     pool_verdict: Verdict
     """Whether all that lies in its pool fits there."""
 
@@ -93,8 +94,13 @@ class DevicePlan:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it fits: as the pool, unless a single buffer is larger than the device can allocate."""
-        return Verdict.TOO_BIG if self.oversized else self.pool_verdict
+        """Whether it fits: as the pool, unless the device itself can hold or allocate less."""
+        return Verdict.TOO_BIG if self.oversized or self.over_cap_bytes > 0 else self.pool_verdict
+
+    @property
+    def over_cap_bytes(self) -> int:
+        """What it holds beyond what it may take of its pool; 0 where it stays below."""
+        return 0 if self.cap_bytes is None else max(0, self.total_bytes - self.cap_bytes)
 
     @property
     def components(self) -> dict[Component, int]:
@@ -156,6 +162,7 @@ class MemoryPlan:
                 pool=self.hardware.pool_named(device.pool),
                 allocations=tuple(self._selected(None, device.name)),
                 max_allocation_bytes=device.max_allocation_bytes,
+                cap_bytes=device.cap_bytes,
                 pool_verdict=self._pool_verdict(self.hardware.pool_named(device.pool)),
             )
             for device in self.hardware.devices
@@ -167,7 +174,7 @@ class MemoryPlan:
         """The worst verdict of all pools; `refused` and `unknown` come before any arithmetic."""
         if self.refusal:
             return Verdict.REFUSED
-        verdicts = {self._pool_verdict(pool) for pool in self.hardware.pools}
+        verdicts = {self._pool_verdict(pool) for pool in self.used_pools}
         verdicts |= {device.verdict for device in self.devices}
         if self.missing:
             verdicts.add(Verdict.UNKNOWN)
@@ -183,6 +190,11 @@ class MemoryPlan:
                 return (
                     f"The {largest.component} buffer on {device.name} takes {format_bytes(largest.reserved_bytes)} in "
                     f"one piece, more than the {format_bytes(device.max_allocation_bytes or 0)} it can allocate."
+                )
+            if device.over_cap_bytes:
+                return (
+                    f"{device.name} may take {format_bytes(device.cap_bytes or 0)} of the machine's memory, and "
+                    f"{format_bytes(device.over_cap_bytes)} more are needed."
                 )
         pool = self._worst_pool()
         headroom = self._sure_headroom(pool)
@@ -201,6 +213,8 @@ class MemoryPlan:
             return f"Only {left}, less than the {format_bytes(pool.margin_bytes)} that keep a machine well."
         if self.launch.cache_ram < 0 and pool == self.hardware.host:
             return f"{left} at first, and the prompt cache may take all of it (--cache-ram -1)."
+        if headroom < (unsure := self._uncertainty(pool)):
+            return f"{left}, less than the {format_bytes(unsure)} by which the estimates may be off."
         if headroom < growth:
             return f"{left} at first, but {format_bytes(growth)} may come on top later."
         return f"{left}, and {format_bytes(headroom - growth)} after growth." if growth else f"{left}."
@@ -209,7 +223,19 @@ class MemoryPlan:
         def rank(pool: Pool) -> tuple[int, int]:
             return _WORST_FIRST.index(self._pool_verdict(pool)), self.headroom_bytes(pool) or 0
 
-        return min(self.hardware.pools, key=rank)
+        return min(self.used_pools, key=rank)
+
+    @property
+    def used_pools(self) -> tuple[Pool, ...]:
+        """The pools that the launch draws on; the host's always."""
+        names = {device.pool for device in self.hardware.devices if any(self._selected(None, device.name))}
+        return tuple(pool for pool in self.hardware.pools if pool.name in names or pool == self.hardware.host)
+
+    def _uncertainty(self, pool: Pool) -> int:
+        """By how much the estimates may be too low, all together."""
+        names = self.hardware.devices_of(pool)
+        ranges = [a for a in self.allocations if a.device in names and a.high_bytes is not None]
+        return sum(max(0, (a.high_bytes or 0) - a.reserved_bytes) for a in ranges)
 
     def needed_bytes(self, pool: Pool) -> int:
         """What the launch takes from this pool at the start."""
@@ -241,6 +267,6 @@ class MemoryPlan:
             return Verdict.TOO_BIG
         # Without a limit the prompt cache takes whatever there is.
         unlimited = self.launch.cache_ram < 0 and pool == self.hardware.host
-        if unlimited or headroom < max(pool.margin_bytes, self._pool_growth(pool)):
+        if unlimited or headroom < max(pool.margin_bytes, self._pool_growth(pool), self._uncertainty(pool)):
             return Verdict.TIGHT
         return Verdict.FITS

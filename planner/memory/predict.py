@@ -77,9 +77,10 @@ def predict(
                 plan_output(shape, launch, context),
                 *plan_drivers(placement),
                 *plan_overhead(shape, context, overhead_bytes),
-                *plan_growth(shape, launch, context, caches, prompt_tokens),
+                *plan_growth(layout, launch, context, caches, prompt_tokens),
             ],
         ),
+        missing="What the projector (--mmproj) holds is not known to this version." if launch.mmproj else "",
         notes=_notes(model, launch, context.n_ctx_seq, shape.n_ctx_train),
     )
 

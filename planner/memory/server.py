@@ -10,10 +10,11 @@ from collections.abc import Mapping
 
 from planner.hardware import CPU_DEVICE, DeviceKind, kind_of_device
 from planner.launch import Launch, ResolvedContext
-from planner.memory.kv import KvCache
+from planner.memory.kv import F32, KvCache
 from planner.memory.placement import Placement
 from planner.memory.plan import Allocation
 from planner.model.hyperparameters import Hyperparameters
+from planner.model.layout import MemoryLayout
 from planner.units import MIB, format_bytes, format_mib
 
 CHECKPOINT_MARGIN_TOKENS = 4
@@ -96,62 +97,67 @@ def plan_overhead(shape: Hyperparameters, context: ResolvedContext, learned_byte
     ]
 
 
-def checkpoint_bytes(caches: tuple[KvCache, ...], context: ResolvedContext, n_swa: int, tokens: int) -> int:
-    """Bytes of one checkpoint of a slot that holds `tokens`: the window's cells of the windowed cache."""
+def checkpoint_bytes(caches: tuple[KvCache, ...], layout: MemoryLayout, context: ResolvedContext, tokens: int) -> int:
+    """Bytes of one checkpoint of a slot that holds `tokens`: the window's cells of windowed caches, and the state.
+
+    What a snapshot can do without is not in it: caches of the whole context roll back by themselves.
+    """
     size = 8
     for cache in caches:
-        if not cache.windowed:
-            continue
-        cells = min(tokens, n_swa)
-        size += 4 * context.n_stream + 4 + cells * 12 + 16
-        size += (2 if cache.layout.v_elements else 1) * len(cache.layout.layers) * 12 + cells * (
-            cache.k_row_bytes + cache.v_row_bytes
-        )
+        if cache.windowed:
+            cells = min(tokens, layout.n_swa)
+            parts = 2 if cache.layout.v_elements else 1
+            size += 4 * context.n_stream + 4 + cells * 12 + 16 + parts * len(cache.layout.layers) * 12
+            size += cells * (cache.k_row_bytes + cache.v_row_bytes)
+    for state in layout.states:
+        size += 4 + 8 + 8 + 2 * 12 * len(state.layers) + state.elements * F32
     return size
 
 
 def plan_growth(
-    shape: Hyperparameters,
+    layout: MemoryLayout,
     launch: Launch,
     context: ResolvedContext,
     caches: tuple[KvCache, ...],
     prompt_tokens: int | None,
 ) -> list[Allocation]:
-    """Checkpoints of sliding-window slots, and the prompt cache of finished conversations."""
+    """Checkpoints of slots that cannot be rolled back (windows, states), and the prompt cache of finished
+    conversations.
+    """
     allocations = []
-    if shape.n_swa and not launch.swa_full and launch.ctx_checkpoints:
-        allocations.append(_checkpoints(shape, launch, context, caches, prompt_tokens))
+    windowed = any(cache.windowed for cache in caches) and not launch.swa_full
+    if launch.ctx_checkpoints and (windowed or layout.states):
+        allocations.append(_checkpoints(layout, launch, context, caches, prompt_tokens))
     if launch.cache_ram:
         allocations.append(_prompt_cache(launch))
     return allocations
 
 
 def _checkpoints(
-    shape: Hyperparameters,
+    layout: MemoryLayout,
     launch: Launch,
     context: ResolvedContext,
     caches: tuple[KvCache, ...],
     prompt_tokens: int | None,
 ) -> Allocation:
-    largest = checkpoint_bytes(caches, context, shape.n_swa, shape.n_swa)
+    largest = checkpoint_bytes(caches, layout, context, context.n_ctx_seq)
     after_first = 0
     if prompt_tokens is not None:
         last = prompt_tokens - CHECKPOINT_MARGIN_TOKENS
         ends = [end for end in (last - context.n_ubatch, last) if end > 0][-launch.ctx_checkpoints :]
-        after_first = context.n_seq_max * sum(checkpoint_bytes(caches, context, shape.n_swa, end) for end in ends)
+        after_first = context.n_seq_max * sum(checkpoint_bytes(caches, layout, context, end) for end in ends)
     limit = context.n_seq_max * launch.ctx_checkpoints * largest
+    kept = f"the {layout.n_swa} tokens of the window" if layout.n_swa else "the recurrent state"
     return Allocation(
         device=CPU_DEVICE,
         component="checkpoints",
         buffer="checkpoints",
         reserved_bytes=0,
         resident_bytes=after_first,
-        growth_bytes=limit - after_first,
-        certainty="exact",
-        reason=(
-            f"up to {launch.ctx_checkpoints} per slot of {format_mib(largest)} MiB: "
-            f"the {shape.n_swa} tokens of the window (--ctx-checkpoints)"
-        ),
+        growth_bytes=max(0, limit - after_first),
+        # Sizes of windows were held against a running server, those of states were only read in its source.
+        certainty="estimated" if layout.states else "exact",
+        reason=f"up to {launch.ctx_checkpoints} per slot of {format_mib(largest)} MiB: {kept} (--ctx-checkpoints)",
     )
 
 

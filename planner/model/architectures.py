@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from planner.errors import ModelError
 from planner.model.further_caches import (
     FurtherCaches,
     compressed_caches,
@@ -20,7 +21,7 @@ from planner.model.further_caches import (
     kv_indexer,
     sparse_indexer,
 )
-from planner.model.hyperparameters import Hyperparameters, Keys, read_hyperparameters
+from planner.model.hyperparameters import MAX_LAYERS, Hyperparameters, Keys, layer_counts, read_hyperparameters
 from planner.model.layout import CacheLayout, MemoryLayout, Span, StateLayout
 from planner.model.recurrence import (
     LayerRule,
@@ -97,7 +98,12 @@ class Architecture:
         return replace(layout, states=tuple(replace(state, rolls_back=self.rollback) for state in layout.states))
 
     def _times(self, keys: Keys) -> int:
-        return keys.integer(self.loops, 1) if self.loops else 1
+        times = keys.integer(self.loops, 1) if self.loops else 1
+        if times * layer_counts(keys)[1] > MAX_LAYERS:
+            raise ModelError(
+                f"{keys.architecture}.{self.loops} is {times}: llama.cpp runs at most {MAX_LAYERS} layers."
+            )
+        return times
 
     def _attention_layers(self, keys: Keys, shape: Hyperparameters, recurrent: tuple[int, ...]) -> tuple[int, ...]:
         if self.attention:

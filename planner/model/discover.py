@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ MAX_DEPTH = 6
 """Folders below a usual one that are looked into: a hub cache nests five deep."""
 MAX_FILES = 500
 
+_LATER_SHARD = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
+"""Names of the parts of a split model but the first, which stands for all of them."""
 _COMPANIONS = ("mmproj", "ggml-vocab")
 """Names of files that are GGUF and no model of their own."""
 
@@ -21,7 +24,7 @@ def usual_folders(environment: Mapping[str, str] | None = None) -> tuple[Path, .
     cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
     hub = environment.get("HF_HUB_CACHE") or environment.get("HF_HOME", str(cache / "huggingface")) + "/hub"
     return (
-        Path.cwd(),
+        *_current_folder(),
         home / "models",
         Path(environment.get("LLAMA_CACHE") or cache / "llama.cpp"),
         Path(hub),
@@ -33,6 +36,13 @@ def usual_folders(environment: Mapping[str, str] | None = None) -> tuple[Path, .
     )
 
 
+def _current_folder() -> tuple[Path, ...]:
+    try:
+        return (Path.cwd(),)
+    except OSError:
+        return ()  # it was deleted under us
+
+
 def find_models(folders: Sequence[Path]) -> tuple[Path, ...]:
     """Every GGUF file that can be a model, in the order of the folders; unreadable folders are passed over.
 
@@ -40,7 +50,7 @@ def find_models(folders: Sequence[Path]) -> tuple[Path, ...]:
     """
     found: dict[Path, Path] = {}
     for folder in folders:
-        for path in _gguf_files(folder, 0 if folder == Path.cwd() else MAX_DEPTH):
+        for path in _gguf_files(folder, 0 if (folder,) == _current_folder() else MAX_DEPTH):
             # The hub keeps one file under several names.
             found.setdefault(path.resolve(), path)
             if len(found) >= MAX_FILES:
@@ -71,4 +81,5 @@ def _may_be_model(name: str) -> bool:
         and not lowered.endswith(".ghost.gguf")
         and not lowered.startswith(_COMPANIONS)
         and "mmproj" not in lowered
+        and not _LATER_SHARD.search(lowered)
     )

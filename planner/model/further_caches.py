@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+from planner.errors import ModelError
 from planner.model.hyperparameters import Hyperparameters, Keys
 from planner.model.layout import CacheLayout, MemoryLayout, Span, StateLayout
 
@@ -124,7 +125,9 @@ def _ngram_state(keys: Keys, shape: Hyperparameters) -> tuple[StateLayout, ...]:
     value = keys.metadata.get(f"{keys.architecture}.ple.layers")
     if not isinstance(value, tuple) or not value:
         return ()
-    row = (keys.integer("ple.conv_kernel") - 1) * keys.integer("ple.ngram_size")
+    row = (keys.at_least("ple.conv_kernel", 1) - 1) * keys.integer("ple.ngram_size")
     elements = row * keys.integer("hyper_connection.count") * shape.n_embd
-    layers = tuple(int(layer) for layer in value if isinstance(layer, int))
+    layers = tuple(int(layer) for layer in value if isinstance(layer, int) and 0 <= layer < shape.n_layer)
+    if len(layers) < len(value):
+        raise ModelError(f"{keys.architecture}.ple.layers names layers that the model does not have.")
     return (StateLayout(name="PLE", layers=layers, elements=elements * len(layers)),)

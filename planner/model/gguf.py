@@ -9,6 +9,7 @@ Source of the format and of the checks: `ggml/src/gguf.cpp` (`gguf_init_from_rea
 
 from __future__ import annotations
 
+import stat
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -114,8 +115,11 @@ class GgufHeader:
 def read_header(path: Path) -> GgufHeader:
     """The header of the file at `path`. Raises ModelError with the file's name for anything unreadable."""
     try:
+        status = path.stat()
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise ModelError(f"{path} is no regular file.", "Name a .gguf file.")
         with path.open("rb", buffering=0) as file:
-            size = path.stat().st_size
+            size = status.st_size
             return parse_header(file.read, size, str(path))
     except IsADirectoryError:
         raise ModelError(f"{path} is a folder.", "Name the .gguf file in it.") from None

@@ -91,6 +91,13 @@ class Keys:
             raise ModelError(f"{self.architecture}.{key} is {value!r}, not a whole number.")
         return value
 
+    def at_least(self, key: str, lowest: int) -> int:
+        """A required whole number that makes no sense below `lowest`."""
+        value = self.integer(key)
+        if value < lowest:
+            raise ModelError(f"{self.architecture}.{key} is {value}, below the smallest possible {lowest}.")
+        return value
+
     def largest(self, key: str) -> int:
         """The highest of a number or an array of numbers; 0 where the key is absent."""
         value = self.metadata.get(f"{self.architecture}.{key}", 0)
@@ -156,7 +163,7 @@ def read_hyperparameters(
     head_v = keys.integer("attention.value_length", head) if reads_heads else 0
     n_swa, swa_layers = window
     return Hyperparameters(
-        n_ctx_train=keys.integer("context_length"),
+        n_ctx_train=keys.at_least("context_length", 1),
         n_embd=n_embd,
         n_layer=n_layer,
         n_layer_all=n_layer_all,

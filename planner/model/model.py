@@ -35,7 +35,10 @@ class Model:
 
         Raises ModelError: no such file, not a GGUF, damaged, cut off, of another version, a shard missing.
         """
-        files = read_files(model_file(Path(path).expanduser()))
+        try:
+            files = read_files(model_file(Path(path).expanduser()))
+        except (OSError, RuntimeError, ValueError) as error:  # an unknown home, a name too long or with a zero byte
+            raise ModelError(f"{str(path)[:200]!r} cannot be looked up ({error}).", "Check the path.") from None
         if not header_only:
             for file, header in files.items():
                 _check_complete(file, header)
@@ -67,7 +70,7 @@ class Model:
     def architecture(self) -> str:
         """`general.architecture`: `llama`, `gemma3`, ..."""
         value = self.metadata.get("general.architecture", "")
-        return value if isinstance(value, str) else ""
+        return _printable(value) if isinstance(value, str) else ""
 
     @property
     def rules(self) -> Architecture | None:
@@ -78,7 +81,7 @@ class Model:
     def name(self) -> str:
         """`general.name`, else the file's name."""
         value = self.metadata.get("general.name")
-        return value if isinstance(value, str) and value else self.path.stem
+        return _printable(value) if isinstance(value, str) and value else self.path.stem
 
     @property
     def is_ghost(self) -> bool:
@@ -125,6 +128,11 @@ class Model:
     def parameters(self) -> int:
         """How many numbers the tensors hold."""
         return sum(tensor.elements for tensor in self.tensors)
+
+
+def _printable(text: str) -> str:
+    """The text without control characters, which a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _check_complete(file: Path, header: GgufHeader) -> None:

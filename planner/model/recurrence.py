@@ -58,25 +58,25 @@ def rwkv_state(keys: Keys, shape: Hyperparameters) -> int:
 def mamba_state(keys: Keys, _shape: Hyperparameters) -> int:
     """Mamba 1: `ssm.group_count` is not read."""
     inner = keys.integer("ssm.inner_size")
-    return (keys.integer("ssm.conv_kernel") - 1) * inner + keys.integer("ssm.state_size") * inner
+    return (keys.at_least("ssm.conv_kernel", 1) - 1) * inner + keys.integer("ssm.state_size") * inner
 
 
 def mamba2_state(keys: Keys, _shape: Hyperparameters) -> int:
     """Mamba 2 and gated delta nets: the convolution covers the groups, too."""
     inner, state = keys.integer("ssm.inner_size"), keys.integer("ssm.state_size")
     groups = keys.integer("ssm.group_count", 0)
-    return (keys.integer("ssm.conv_kernel") - 1) * (inner + 2 * groups * state) + state * inner
+    return (keys.at_least("ssm.conv_kernel", 1) - 1) * (inner + 2 * groups * state) + state * inner
 
 
 def short_convolution_state(keys: Keys, shape: Hyperparameters) -> int:
     """LFM2: the last few hidden states."""
-    return shape.n_embd * (keys.integer("shortconv.l_cache") - 1)
+    return shape.n_embd * (keys.at_least("shortconv.l_cache", 1) - 1)
 
 
 def kda_state(keys: Keys, shape: Hyperparameters) -> int:
     """Kimi delta attention: three convolutions and one matrix per head."""
     head, heads = keys.integer("kda.head_dim"), shape.n_head[0]
-    return 3 * (keys.integer("ssm.conv_kernel") - 1) * heads * head + head * head * heads
+    return 3 * (keys.at_least("ssm.conv_kernel", 1) - 1) * heads * head + head * head * heads
 
 
 def linear_attention_state(_keys: Keys, shape: Hyperparameters) -> int:

@@ -19,7 +19,7 @@ def model_file(path: Path) -> Path:
     """The file to open for what a person named: a folder stands for the one model in it."""
     if not path.is_dir():
         return path
-    files = sorted(file for file in path.glob("*.gguf") if "mmproj" not in file.name.lower())
+    files = sorted(file for file in path.glob("*.gguf") if "mmproj" not in file.name.lower() and file.is_file())
     firsts = [file for file in files if not (match := _NAME.match(file.name)) or int(match["number"]) == 1]
     if len(firsts) == 1:
         return firsts[0]

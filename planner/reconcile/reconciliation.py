@@ -150,19 +150,26 @@ def _resident_row(plan: MemoryPlan, measurement: Measurement, learned: int | Non
         component="resident",
         predicted_bytes=predicted,
         measured_bytes=measured,
-        cause=_resident_cause(plan, predicted, measured, learned),
+        cause=_resident_cause(plan, measurement, predicted, learned),
     )
 
 
-def _resident_cause(plan: MemoryPlan, predicted: int, measured: int | None, learned: int | None) -> str:
+def _left_to_chance(plan: MemoryPlan, measurement: Measurement) -> bool:
+    """Whether several people's prompts may or may not have shared a ubatch, and with it the compute buffer."""
+    everyone = measurement.everyone
+    return plan.context is not None and everyone.users > 1 and everyone.prompt_tokens < plan.context.n_ubatch
+
+
+def _resident_cause(plan: MemoryPlan, measurement: Measurement, predicted: int, learned: int | None) -> str:
+    measured = measurement.steady.resident_bytes
     if measured is None:
         return "this system does not say what a process holds"
     if abs(measured - predicted) <= RESIDENT_TOLERANCE * measured:
         return ""
-    if learned is None:
+    if _left_to_chance(plan, measurement):
         return "prompts shorter than a ubatch are computed together or apart, as chance will have it"
     process = _process(plan)
-    if process is not None and process.certainty == "estimated":
+    if learned is not None and process is not None and process.certainty == "estimated":
         # The one figure that was guessed; whether the rest is right shows in the next run.
         return f"program and vocabulary hold {learned / MIB:.1f} MiB, not the estimated {_mib(process)}: learned now"
     return UNEXPLAINED
@@ -177,11 +184,13 @@ def _process(plan: MemoryPlan) -> Allocation | None:
 
 
 def _learned_overhead(plan: MemoryPlan, measurement: Measurement) -> int | None:
-    """The process's share of the resident memory, with every buffer as llama.cpp reserved it."""
+    """What is resident beside everything else that the plan names."""
     measured = measurement.steady.resident_bytes
     process = _process(plan)
     if measured is None or process is None or plan.context is None:
         return None
-    if measurement.everyone.users > 1 and measurement.everyone.prompt_tokens < plan.context.n_ubatch:
-        return None  # how much of the compute buffer was used is then left to chance
-    return max(0, measured - (plan.resident_bytes(device=CPU_DEVICE) - process.resident_bytes))
+    if _left_to_chance(plan, measurement):
+        return None
+    rest = measured - (plan.resident_bytes(device=CPU_DEVICE) - process.resident_bytes)
+    # Less than nothing says that some other figure is wrong, and nothing about the process.
+    return rest if rest > 0 else None

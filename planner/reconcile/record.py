@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from planner.errors import PlannerError
+from planner.hardware import kind_of_device
+from planner.memory import MemoryPlan
 from planner.model import Model
 
 if TYPE_CHECKING:
@@ -49,6 +51,11 @@ def fingerprint(model: Model) -> str:
     return digest.hexdigest()[:16]
 
 
+def used_devices(plan: MemoryPlan) -> list[str]:
+    """The kinds of accelerators that a launch uses, sorted."""
+    return sorted({kind_of_device(device.name) for device in plan.devices if not device.is_cpu})
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """The measurements of this machine."""
@@ -68,6 +75,7 @@ class Record:
             "schema_version": SCHEMA_VERSION,
             "model": fingerprint(model),
             "engine": reconciliation.measurement.engine_build,
+            "devices": used_devices(reconciliation.plan),
             "overhead_bytes": reconciliation.learned_overhead_bytes,
             "run": document,
         }
@@ -97,17 +105,19 @@ class Record:
                 f"Name another folder with {DATA_VARIABLE}.",
             ) from None
 
-    def learned_overhead(self, model: Model, engine_build: str | None) -> int | None:
+    def learned_overhead(self, model: Model, engine_build: str | None, devices: Sequence[str] = ()) -> int | None:
         """What the latest run of this model held beside its buffers, in bytes; None before the first.
 
-        `engine_build` None takes the latest run with any engine.
+        `engine_build` None takes the latest run with any engine. `devices` are the kinds of accelerators used,
+        whose drivers take host memory, too.
         """
         if not self.path.exists():
             return None
         key = fingerprint(model)
         latest: int | None = None
         for entry in self._entries():
-            if entry.get("model") == key and engine_build in (None, entry.get("engine")):
+            known = entry.get("model") == key and entry.get("devices", []) == list(devices)
+            if known and engine_build in (None, entry.get("engine")):
                 overhead = entry.get("overhead_bytes")
                 latest = overhead if isinstance(overhead, int) else latest
         return latest

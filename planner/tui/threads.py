@@ -73,6 +73,9 @@ class ThreadedScreen(Screen[None]):
         except PlannerError as error:
             self.post_message(messages.PlanFailed(choice, str(error)))
             return
+        except Exception as error:  # the edge of the thread: what nobody foresaw must not leave another model's plan
+            self.post_message(messages.PlanFailed(choice, f"This file could not be planned: {error!r}."))
+            return
         if not worker.is_cancelled:
             self.post_message(messages.GridPlanned(choice, grid))
 

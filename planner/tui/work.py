@@ -77,8 +77,9 @@ def plan_grid(model: Model, hardware: Hardware, engine: Engine | None, record: R
     What grows later is bounded as it is for a measurement, so that a cell is planned, measured and copied as
     one and the same launch.
     """
-    overhead = record.learned_overhead(model, engine.build if engine else None)
     hardware = seen_by(engine, hardware) if engine else hardware
+    kinds = sorted({device.kind for device in hardware.accelerators})
+    overhead = record.learned_overhead(model, engine.build if engine else None, kinds)
     contexts = contexts_for(_trained_context(model))
     cells = make_grid(model, hardware, contexts=contexts, overhead_bytes=overhead)
     return Grid(contexts=contexts, cells=tuple(_bounded(model, cell, hardware, overhead) for cell in cells))

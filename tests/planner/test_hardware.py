@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from planner import Hardware
+from planner.engine.find import EngineDevice
 from planner.errors import UsageError
 from planner.hardware import Pool, kind_of_device
 from planner.units import GIB, MIB
@@ -55,9 +56,38 @@ def test_a_back_end_is_known_by_the_name_of_its_device(name: str, kind: str) -> 
     assert kind_of_device(name) == kind
 
 
+def listed(name: str, total: int, free: int, description: str = "a card") -> EngineDevice:
+    return EngineDevice(name=name, description=description, total_bytes=total, free_bytes=free)
+
+
+@pytest.mark.parametrize(
+    ("name", "description"),
+    [
+        ("MTL0", "Apple M1 Max"),
+        ("Vulkan0", "Intel(R) UHD Graphics 630 (CFL GT2)"),
+        ("Vulkan0", "AMD Radeon Graphics (RADV GFX1151)"),
+        ("Vulkan0", "AMD Radeon 780M Graphics (RADV PHOENIX)"),
+        ("CUDA0", "NVIDIA GB10"),
+        ("CUDA0", "Orin (nvgpu)"),
+        ("Vulkan0", "graphics that report all of the memory as their own"),
+    ],
+)
+def test_graphics_that_share_the_memory_are_not_counted_beside_it(name: str, description: str) -> None:
+    total = 15 * GIB if description.startswith("graphics") else 8 * GIB
+    machine = Hardware.simulate(ram=16 * GIB).with_accelerators([listed(name, total, 6 * GIB, description)])
+    assert [pool.name for pool in machine.pools] == ["host"]
+    assert machine.accelerators[0].cap_bytes == 6 * GIB
+
+
+@pytest.mark.parametrize("description", ["NVIDIA GeForce RTX 3090", "AMD Radeon RX 7900 XTX", "Intel(R) Arc(TM) B580"])
+def test_cards_have_memory_of_their_own(description: str) -> None:
+    machine = Hardware.simulate(ram=64 * GIB).with_accelerators([listed("Vulkan0", 12 * GIB, 11 * GIB, description)])
+    assert [pool.name for pool in machine.pools] == ["Vulkan0", "host"]
+
+
 def test_devices_that_an_engine_lists_come_first_and_metal_draws_on_the_host() -> None:
     machine = Hardware.simulate(ram=16 * GIB).with_accelerators(
-        [("Vulkan0", 8 * GIB, 6 * GIB), ("MTL0", 16 * GIB, 12 * GIB), ("CUDA0", 8 * GIB, 9 * GIB)]
+        [listed("Vulkan0", 8 * GIB, 6 * GIB), listed("MTL0", 16 * GIB, 12 * GIB), listed("CUDA0", 8 * GIB, 9 * GIB)]
     )
     assert [(device.name, device.pool) for device in machine.devices] == [
         ("Vulkan0", "Vulkan0"),

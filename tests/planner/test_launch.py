@@ -84,7 +84,7 @@ def test_every_cache_type_makes_a_launch() -> None:
     ("parallel", "kv_unified", "slots", "unified"),
     [
         (None, None, 4, True),
-        (None, False, 4, False),
+        (None, False, 4, True),
         (None, True, 4, True),
         (1, None, 1, False),
         (3, None, 3, False),
@@ -150,6 +150,19 @@ def test_a_unified_context_is_rounded_once_and_open_to_every_slot() -> None:
 def test_a_context_left_out_is_the_trained_one_shared_by_four_slots() -> None:
     context = resolved()
     assert (context.n_ctx, context.n_ctx_seq, context.n_stream, context.n_seq_max) == (32768, 32768, 1, 4)
+
+
+def test_a_context_left_out_beside_explicit_slots_with_one_cache_is_the_trained_one_for_all() -> None:
+    context = resolved(8192, parallel=2, kv_unified=True)
+    assert (context.n_ctx, context.n_ctx_seq, context.n_stream) == (8192, 8192, 1)
+
+
+def test_slots_left_out_have_one_cache_whatever_is_said_of_it() -> None:
+    assert resolved(8192, kv_unified=False) == resolved(8192)
+
+
+def test_without_fit_a_context_left_out_is_the_trained_one_for_all() -> None:
+    assert resolved(8192, parallel=2, fit=False).n_ctx == 8192
 
 
 def test_a_context_left_out_beside_explicit_slots_is_the_trained_one_for_each() -> None:

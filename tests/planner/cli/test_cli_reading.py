@@ -157,7 +157,7 @@ def test_a_plan_for_cards_has_a_table_and_a_verdict_for_each_device(planner: Pla
 
 
 def test_a_card_that_is_too_small_is_exit_code_3(planner: Planner, gemma_path: Path) -> None:
-    result = planner("plan", gemma_path, "--context", 8192, "--ram", "16G", "--vram", "300M")
+    result = planner("plan", gemma_path, "--context", 8192, "--ram", "16G", "--vram", "300M", "-ngl", 99)
     assert result.returncode == 3
     assert "more CUDA0 memory is needed than is usable now" in result.stdout
 

@@ -72,7 +72,7 @@ def test_defaults_that_decide_memory_are_written_out_and_the_others_left_out(eng
         (2, False, "--no-kv-unified"),
         (2, True, "--kv-unified"),
         (None, True, "--kv-unified"),
-        (None, False, "--no-kv-unified"),
+        (None, False, "--kv-unified"),
     ],
 )
 def test_whether_the_cache_is_shared_is_always_said_with_a_number_of_slots(

@@ -23,7 +23,7 @@ def the(component: Component, model: Model, launch: Launch, prompt_tokens: int |
 def test_a_checkpoint_is_as_large_as_the_server_logs_it(gemma: Model, tokens: int, logged: str) -> None:
     context = resolve_context(FOUR_OF_8K, 32768)
     caches = kv_caches(gemma.layout, FOUR_OF_8K, context)
-    size = checkpoint_bytes(caches, context, gemma.hyperparameters.n_swa, tokens)
+    size = checkpoint_bytes(caches, gemma.layout, context, tokens)
     assert f"{size / MIB:.3f}" == logged
 
 

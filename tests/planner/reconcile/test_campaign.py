@@ -102,7 +102,7 @@ def test_every_launch_has_the_layers_on_accelerators_that_the_largest_leaves_roo
         [chosen] = {0 if launch.device == "none" else launch.n_gpu_layers for launch in launches}
         assert chosen is not None and least <= chosen <= most
         cards = [device for device in predict(gemma, launches[0], machine).devices if not device.is_cpu]
-        assert all(card.verdict is Verdict.FITS for card in cards)
+        assert all(card.verdict in (Verdict.FITS, Verdict.TIGHT) for card in cards)
 
 
 # What is started -------------------------------------------------------------------------------------------
