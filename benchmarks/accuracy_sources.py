@@ -154,7 +154,7 @@ def _cache_figures(ours: Iterable[KvCache], theirs: list[dict[str, Any]]) -> Ite
 def full_size_cases(folder: Path) -> Iterator[Case]:
     """`fullsize/`: context bytes of 26 full-size models under 7 settings each, and of MTP contexts."""
     metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
-    models = {name: _from_metadata(name, keys) for name, keys in metadata.items()}
+    models = {name: model_from_metadata(name, keys) for name, keys in metadata.items()}
     for row in _rows(folder / "truth.csv"):
         model, case = models[row["model"]], json.loads(row["case"])
         ahead = case.get("ctx_type") == 1
@@ -183,7 +183,8 @@ def full_size_cases(folder: Path) -> Iterator[Case]:
         yield Case(name=name, figures=(figure,))
 
 
-def _from_metadata(name: str, keys: Mapping[str, Any]) -> Model:
+def model_from_metadata(name: str, keys: Mapping[str, Any]) -> Model:
+    """A model without tensors."""
     metadata = {key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()}
     header = GgufHeader(version=3, metadata=metadata, tensors=(), alignment=32, data_offset=0)
     return Model(path=Path(name), header=header)
@@ -231,15 +232,15 @@ def _log_figures(run: Run, asserted: dict[str, float]) -> Iterator[Figure]:
 
 def server_cases(models: Mapping[str, Model]) -> Iterator[Case]:
     """What a llama-server reserved for two real models: caches and output."""
-    for row, model, launch in _server_launches(models):
+    for row, model, launch in server_launches(models):
         refusal = kv_refusal(model.hyperparameters, model.layout, launch)
         if refusal or not row["compute_mib"]:
-            yield Case(name=_server_name(row), refused=not row["compute_mib"], refusal=refusal)
+            yield Case(name=server_name(row), refused=not row["compute_mib"], refusal=refusal)
             continue
         ours = figures_of(model, launch)
         printed = [float(size) for size in row["kv_mib"].split()]
         yield Case(
-            name=_server_name(row),
+            name=server_name(row),
             figures=(
                 Figure(
                     name="kv",
@@ -257,22 +258,8 @@ def server_cases(models: Mapping[str, Model]) -> Iterator[Case]:
         )
 
 
-def server_compute_cases(models: Mapping[str, Model]) -> Iterator[Case]:
-    """The same for its compute buffers, which are estimates."""
-    for row, model, launch in _server_launches(models):
-        if not row["compute_mib"]:
-            continue
-        plan = predict(model, launch, Hardware.simulate(ram=CARD))
-        compute = Figure(
-            name="compute",
-            expected=float(row["compute_mib"]) * MIB,
-            predicted=plan.bytes(component="compute"),
-            rounding=_PRINTED,
-        )
-        yield Case(name=_server_name(row), figures=(compute,))
-
-
-def _server_launches(models: Mapping[str, Model]) -> Iterator[tuple[dict[str, str], Model, Launch]]:
+def server_launches(models: Mapping[str, Model]) -> Iterator[tuple[dict[str, str], Model, Launch]]:
+    """The rows of `tests/data/server_compute.csv`, with the model and the launch of each."""
     for row in _rows(SERVER_RESERVED):
         yield (
             row,
@@ -291,7 +278,8 @@ def _server_launches(models: Mapping[str, Model]) -> Iterator[tuple[dict[str, st
         )
 
 
-def _server_name(row: Mapping[str, str]) -> str:
+def server_name(row: Mapping[str, str]) -> str:
+    """The settings of such a row."""
     return " ".join([row["model"], *(f"{key}={row[key]}" for key in list(row)[1:10])])
 
 

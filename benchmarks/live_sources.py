@@ -65,10 +65,11 @@ def _header_cases(oracle: Oracle, path: Path, per_header: int, seed: int) -> Ite
     model = Model.open(path)
     launches = random_launches(per_header, f"{seed} {path.stem}")
     for launch, answer in zip(launches, oracle.contexts(path, launches), strict=True):
-        yield _case(f"{path.stem} {_settings(launch)}", model, launch, answer)
+        yield _case(f"{path.stem} {settings_of(launch)}", model, launch, answer)
 
 
-def _settings(launch: Launch) -> str:
+def settings_of(launch: Launch) -> str:
+    """What differs from the defaults."""
     unset = asdict(Launch())
     return " ".join(f"{name}={value}" for name, value in asdict(launch).items() if value != unset[name])
 

@@ -1,212 +1,216 @@
 """Compute and output buffers, in closed form.
 
 llama.cpp lays its graph out with a best-fit allocator (`ggml/src/ggml-alloc.c`), so a buffer is the largest
-sum of tensors alive at once. For a transformer that is one of a few moments: inside attention, inside the
-feed-forward, or at the logits. `tests/data/server_compute.csv` holds what a llama-server reserved for plain
-transformers on the CPU; the forms below meet it within 1 %. Everything else is further off, and its range
-says so.
+sum of tensors alive at once. That is one of a few moments, which `planner.memory.graph` sizes; here they are
+put on devices, with the range that held in all that llama.cpp is known to have reserved.
 
-Source: `src/llama-context.cpp` (`sched_reserve`, `graph_reserve`, `output_reserve`), `src/llama-graph.cpp`.
+Source: `src/llama-context.cpp` (`sched_reserve`, `graph_reserve`, `output_reserve`),
+`ggml/src/ggml-backend.cpp` (splits, copies of a pipeline, `op_offload`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.hardware import CPU_DEVICE, kind_of_device
+from planner.hardware import CPU_DEVICE, Hardware, kind_of_device
 from planner.launch import Launch, ResolvedContext
-from planner.memory.kv import F32, KvCache, flash_attention
-from planner.memory.placement import Placement
+from planner.memory.graph import GraphSizes
+from planner.memory.kv import F32
+from planner.memory.placement import Placement, used_devices
 from planner.memory.plan import Allocation
-from planner.model.ggml_types import type_named
 from planner.model.hyperparameters import Hyperparameters
-from planner.model.layout import MemoryLayout
-from planner.units import format_mib, pad
+from planner.units import format_mib
 
-F16 = 2
-TOLERANCE = 0.03
-"""How far the formula may be off for plain transformers on the CPU, as a fraction."""
-WIDE_TOLERANCE = 0.25
-"""The same for experts, latent attention, and accelerators."""
-LOOSE_TOLERANCE = 0.6
-"""The same where the graph holds a recurrence, an indexer or an encoder."""
-
-_ROTATION_MULTIPLE = 64
-"""Heads of whole multiples of this many elements are rotated (Hadamard) before they are quantised."""
 _PIPELINE_COPIES = 4
 """GGML_SCHED_MAX_COPIES: copies of every input while several devices work as a pipeline."""
+_PIPELINE_STATES = 16, 11, 10
+"""Hidden states on the first device, on further ones and on the host of a pipeline."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphSizes:
-    """Bytes of the tensors that decide the compute buffer, for one ubatch."""
+@dataclass(frozen=True, slots=True)
+class Slack:
+    """How far a buffer may be from the formula, each way: a fraction of it, and whole hidden states."""
 
-    tokens: int
-    """Tokens computed at once, rounded up to whole slots."""
-    mask: int
-    """All attention masks."""
-    hidden: int
-    """One hidden state."""
-    feed_forward: int
-    """Peak inside the feed-forward."""
-    attention: int
-    """Peak inside attention without flash attention: the scores and what lives beside them; else 0."""
-    logits: int
-    rotation: int
-    """Hadamard matrices of quantised caches."""
-    index: int
-    """Element indices of a transposed V cache (no flash attention)."""
-    inputs: int
-    """Token ids, positions, and the cells that each cache writes to."""
-
-    @property
-    def host_total(self) -> int:
-        """The buffer of a host that computes everything: inputs, hidden states, the highest of three peaks."""
-        base = self.shared + 5 * self.hidden
-        # The masks, the rotation and three hidden states beside them are free when the logits are computed:
-        # logits that fit into their place cost nothing.
-        logits = self.logits if self.logits > self.mask + self.rotation + 3 * self.hidden else 0
-        return base + max(self.feed_forward, self.attention, logits)
-
-    @property
-    def shared(self) -> int:
-        """Inputs that every device which computes needs."""
-        return self.mask + self.index + self.rotation + self.inputs
-
-    @property
-    def peak(self) -> int:
-        """The highest of the three peaks where nothing can be reused."""
-        return max(self.feed_forward, self.attention, self.logits)
+    below: float
+    states_below: float
+    above: float
+    states_above: float
 
 
-def graph_sizes(
-    shape: Hyperparameters,
-    layout: MemoryLayout,
-    launch: Launch,
-    context: ResolvedContext,
-    caches: tuple[KvCache, ...],
-    prompt_tokens: int | None = None,
-) -> GraphSizes:
-    """The sizes at reserve time, or at work on a prompt of `prompt_tokens` in each slot."""
-    tokens = pad(min(context.n_ctx, context.n_ubatch), context.n_seq_max)
-    flash = flash_attention(layout, launch)
-    # Without a cache attention sees the ubatch itself.
-    cells = [_cells_at_work(cache, context, prompt_tokens) for cache in caches] or [tokens]
-    rows = context.n_seq_max * (1 + launch.tokens_ahead)
-    outputs = min(tokens, context.n_batch if launch.embeddings else min(context.n_batch, rows))
-    hidden = shape.n_embd * tokens * F32
-    # Pooling selects each sequence's rows out of separate streams: one more hidden state.
-    pooled = hidden if launch.embeddings and context.n_stream > 1 else 0
-    if flash:
-        attention = shape.head_k_mla and _latent_attention(shape, tokens)
-    else:
-        attention = _attention_without_flash(shape, launch, tokens, max(cells))
-    return GraphSizes(
-        tokens=tokens,
-        mask=sum(cells) * tokens * (F16 if flash else F32),
-        hidden=hidden,
-        feed_forward=_feed_forward(shape, tokens),
-        attention=attention,
-        logits=shape.n_vocab * outputs * F32 + pooled,
-        rotation=_rotation(shape, launch, len(caches)),
-        index=0 if flash else _value_index(shape, tokens, len(caches)),
-        inputs=tokens * (8 + 24 * len(cells)),
-    )
+RANGES: Mapping[str, Slack] = {
+    # Met exactly; now and then the allocator leaves a gap of a hidden state, or older builds one input less.
+    "plain": Slack(0.01, 1.1, 0.01, 1.1),
+    # Small feed-forwards: their product finds a place that attention left, or does not.
+    "narrow": Slack(0.02, 2.6, 0.02, 2.6),
+    # Shared experts and routers differ by architecture.
+    "experts": Slack(0.02, 3.1, 0.02, 2.1),
+    # Scores decide; queries and results find a free place or not.
+    "scores": Slack(0.02, 2.1, 0.02, 3.1),
+    # Latent queries and values come in several sizes, and leave gaps of these sizes.
+    "latent": Slack(0.05, 4.1, 0.05, 4.1),
+    # Indexers (DeepSeek-V3.2, GLM-5): fitted to two full-size models; quantised caches score with more copies.
+    "sparse": Slack(0.2, 4, 0.5, 8),
+    # MiniMax-M3: fitted to one full-size model; several streams share what they score with.
+    "blocks": Slack(0.45, 4, 0.12, 6),
+    # DeepSeek-V4: fitted to one full-size model.
+    "compressed": Slack(0.2, 4, 0.5, 8),
+    # Qwen4 and GLM-5-Next: fitted to small models alone.
+    "pooled": Slack(0.6, 4, 1.2, 8),
+    # States of several sequences are alive more than once where the ubatch is small.
+    "recurrent": Slack(0.05, 2.1, 0.1, 3.1),
+    # The same beside attention; Kimi's delta attention is not modelled.
+    "hybrid": Slack(0.05, 3.1, 0.1, 6.1),
+    # The second graph of a launch that guesses ahead: known from one public log.
+    "draft": Slack(0.6, 0, 0.6, 0),
+    # Without a cache: diffusion models were compared, bert and its kin not.
+    "encoder": Slack(0.03, 2.1, 0.03, 2.1),
+}
+"""By the kind of graph, as seen in what llama.cpp reserved."""
+_PASSED_ON = Slack(0.01, 0.2, 0.01, 1.2)
+"""Of a host that computes nothing: its inputs are known."""
+_PLACED: Mapping[str, Slack] = {
+    # Builds before tokens and embeddings could be mixed have two inputs less on the host, five in a pipeline.
+    "host": Slack(0, 2, 0, 0),
+    "pipeline": Slack(0, 8.1, 0, 1),
+    # Where a graph is cut, results are copied to the next device: how many depends on the layer.
+    "partial": Slack(0.05, 2, 0.05, 3),
+    # Tensors that were moved one by one cut it anywhere.
+    "moved": Slack(0.6, 6, 0.4, 8),
+}
+"""What comes on top where a graph is spread over devices."""
 
-
-def _latent_attention(shape: Hyperparameters, tokens: int) -> int:
-    """MLA: queries in their own size, and twice in that of the latent keys."""
-    return max(shape.n_head) * tokens * F32 * (shape.head_k_mla + 2 * shape.head_k)
-
-
-def _cells_at_work(cache: KvCache, context: ResolvedContext, prompt_tokens: int | None) -> int:
-    if prompt_tokens is None:
-        return cache.cells
-    shared = context.n_seq_max if context.n_stream == 1 else 1
-    return min(cache.cells, pad(prompt_tokens * shared, 256))
-
-
-def _feed_forward(shape: Hyperparameters, tokens: int) -> int:
-    dense = 3 * max(shape.n_ff) * tokens * F32
-    if not shape.n_expert:
-        return dense
-    width = shape.n_ff_exp or max(shape.n_ff)
-    experts = 3 * shape.n_expert_used * width * tokens * F32
-    gathered = (2 * shape.n_expert_used + 1) * shape.n_embd * tokens * F32
-    return max(experts, gathered)
-
-
-def _attention_without_flash(shape: Hyperparameters, launch: Launch, tokens: int, cells: int) -> int:
-    heads = max(shape.n_head)
-    scores = heads * tokens * cells * F32
-    queries = heads * max(shape.head_k, shape.head_k_swa) * tokens * F32
-    # Rotated queries take the place of the plain ones; results wider than a hidden state find no free place.
-    copies = 1 - _is_rotated(launch.cache_type_k, shape.head_k) + (queries > shape.n_embd * tokens * F32)
-    return scores + copies * queries
-
-
-def _value_index(shape: Hyperparameters, tokens: int, caches: int) -> int:
-    widest = max(map(shape.n_embd_v_gqa, range(shape.n_layer)))
-    return 8 * tokens * widest * caches
-
-
-def _is_rotated(cache_type: str, head: int) -> bool:
-    return type_named(cache_type).is_quantised and head > 0 and head % _ROTATION_MULTIPLE == 0
-
-
-def _rotation(shape: Hyperparameters, launch: Launch, caches: int) -> int:
-    """One matrix per cache for K (the largest power of two times 64 that divides the head) and V (64)."""
-    size = 0
-    if _is_rotated(launch.cache_type_k, shape.head_k):
-        width = _ROTATION_MULTIPLE
-        while shape.head_k % (width * 2) == 0:
-            width *= 2
-        size += width * width * F32
-    if _is_rotated(launch.cache_type_v, shape.head_v):
-        size += _ROTATION_MULTIPLE**2 * F32
-    return size * caches
+_SPREAD_RECURRENCE = 2
+"""Recurrences that may come on top: seen on a small Mamba-2 over two devices, and not explained."""
 
 
 def plan_compute(
-    reserved: GraphSizes, at_work: GraphSizes, placement: Placement, launch: Launch, tolerance: float
+    reserved: GraphSizes,
+    at_work: GraphSizes,
+    placement: Placement,
+    launch: Launch,
+    *,
+    hardware: Hardware | None = None,
+    largest_matrix: int = 0,
 ) -> list[Allocation]:
-    """One compute buffer per device that computes: reserved for the whole context, in memory as far as used."""
+    """One compute buffer per device that computes: reserved for the whole context, in memory as far as used.
+
+    `hardware` tells which devices the launch uses, layers or not. `largest_matrix` are the bytes of
+    the largest weight of a layer, which CUDA copies to the card where it lies on the host.
+    """
     devices = tuple(dict.fromkeys(device for device in placement.layers if device != CPU_DEVICE))
     if not devices:
-        return [_compute(CPU_DEVICE, reserved.host_total, at_work.host_total, tolerance, _host_reason(reserved))]
-    tolerance = max(tolerance, WIDE_TOLERANCE)
-    on_host = CPU_DEVICE in placement.layers[:-1] or bool(placement.overrides)
-    pipelined = len(devices) > 1 and not on_host and launch.kv_offload and placement.output != CPU_DEVICE
+        return [_compute(CPU_DEVICE, reserved, reserved.host_total, at_work.host_total, _host_reason(reserved))]
+    role = _Role.of(placement, launch, devices, hardware)
     allocations = []
     for device in devices:
-        size, used = (_device_size(sizes, device, devices, placement, pipelined) for sizes in (reserved, at_work))
-        allocations.append(_compute(device, size, used, tolerance, _device_reason(reserved, pipelined)))
-    size, used = (sizes.host_total if on_host else _inputs_only(sizes, pipelined) for sizes in (reserved, at_work))
-    reason = _host_reason(reserved) if on_host else "attention masks and inputs, which the devices copy"
-    allocations.append(_compute(CPU_DEVICE, size, used, tolerance, reason))
+        size, used = (_device_size(sizes, device, placement, role) for sizes in (reserved, at_work))
+        # Read in ggml-backend.cpp (op_offload) and not run: one matrix of the host at a time.
+        lent = largest_matrix if role.on_host and kind_of_device(device) in ("cuda", "rocm") else 0
+        reason = _device_reason(reserved, role.pipelined)
+        allocations.append(_compute(device, reserved, size, used, reason, role=role, above=lent))
+    size, used = (_host_size(sizes, role) for sizes in (reserved, at_work))
+    reason = _host_reason(reserved) if role.layers_on_host else "attention masks and inputs, which the devices copy"
+    allocations.append(_compute(CPU_DEVICE, reserved, size, used, reason, role=role))
     return allocations
 
 
-def _device_size(
-    sizes: GraphSizes, device: str, devices: tuple[str, ...], placement: Placement, pipelined: bool
-) -> int:
-    last = device == placement.output
-    peak = sizes.peak if last else max(sizes.feed_forward, sizes.attention)
-    if pipelined:
-        states = 16 if device == devices[0] else 11
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """How the devices and the host share the work."""
+
+    devices: tuple[str, ...]
+    layers_on_host: bool
+    matrices_on_host: bool
+    """Whether the feed-forward of some layers on a device has its weights on the host."""
+    overridden: bool
+    """Whether tensors were moved one by one, or caches away from their layers."""
+    several: bool
+    pipelined: bool
+
+    @classmethod
+    def of(cls, placement: Placement, launch: Launch, devices: tuple[str, ...], hardware: Hardware | None) -> _Role:
+        layers = placement.layers[:-1]
+        on_host = CPU_DEVICE in layers
+        several = len(used_devices(launch, hardware) if hardware else devices) > 1
+        whole = not on_host and not placement.overrides and placement.output != CPU_DEVICE
+        probes = sorted({0, len(layers) // 2, len(layers) - 1}) if placement.overrides and layers else ()
+        moved = any(
+            placement.override_for(f"blk.{layer}.{name}.weight") == CPU_DEVICE
+            for layer in probes
+            for name in ("ffn_up", "ffn_up_exps")
+        )
+        overridden = bool(placement.overrides) or not launch.kv_offload
+        return cls(devices, on_host, moved, overridden, several, several and whole and launch.kv_offload)
+
+    def slack(self, device: str) -> Slack | None:
+        """What the spread adds to the range of this device; None where there is but one that computes."""
+        if self.overridden:
+            return _PLACED["moved"]
+        if self.pipelined:
+            return _PLACED["pipeline"]
+        if self.layers_on_host or self.several:
+            return _PLACED["partial"]
+        return _PLACED["host"] if device == CPU_DEVICE else None
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the host computes layers or parts of them."""
+        return self.layers_on_host or self.matrices_on_host
+
+
+def _device_size(sizes: GraphSizes, device: str, placement: Placement, role: _Role) -> int:
+    if device not in placement.layers[:-1]:
+        # The output alone: a few rows and their logits.
+        return sizes.logits + 2 * sizes.hidden * sizes.outputs // sizes.tokens
+    copies = sizes.copies(kind_of_device(device))
+    # The last layer computes its feed-forward for the rows of the output alone.
+    last = placement.layers.index(device) == len(placement.layers) - 2 and sizes.family != "draft"
+    feed_forward = max(7 * sizes.hidden // 2, sizes.recurrence) if last else sizes.feed_forward
+    peak = max(feed_forward, sizes.attention + copies, sizes.logits if device == placement.output else 0)
+    if role.pipelined:
+        states = _PIPELINE_STATES[0 if device == role.devices[0] else 1]
         return _PIPELINE_COPIES * sizes.shared + states * sizes.hidden + peak
-    # A device that gets its layers from the host keeps one hidden state less.
-    partial = CPU_DEVICE in placement.layers or len(devices) > 1
-    return sizes.shared + (3 if partial else 4) * sizes.hidden + peak
+    if role.matrices_on_host and not role.layers_on_host:
+        return sizes.shared + sizes.further + max(5 * sizes.hidden, 3 * sizes.hidden + sizes.attention + copies)
+    # A device that gets its layers from the host needs neither of the two inputs; one without the output, one less.
+    spared = 2 if role.layers_on_host else len(role.devices) > 1 or placement.output == CPU_DEVICE
+    return sizes.shared + sizes.further + (sizes.states - spared) * sizes.hidden + peak
 
 
-def _inputs_only(sizes: GraphSizes, pipelined: bool) -> int:
-    if pipelined:
-        return _PIPELINE_COPIES * sizes.shared + 10 * sizes.hidden
-    return sizes.shared + 4 * sizes.hidden
+def _host_size(sizes: GraphSizes, role: _Role) -> int:
+    if role.pipelined:
+        return _PIPELINE_COPIES * sizes.shared + _PIPELINE_STATES[2] * sizes.hidden
+    if role.layers_on_host:
+        return sizes.host_total
+    if role.matrices_on_host:
+        return sizes.inputs + sizes.further + sizes.states * sizes.hidden + max(sizes.feed_forward, sizes.mask)
+    return sizes.host_inputs
 
 
-def _compute(device: str, size: int, used: int, tolerance: float, reason: str) -> Allocation:
+def _compute(
+    device: str,
+    sizes: GraphSizes,
+    size: int,
+    used: int,
+    reason: str,
+    *,
+    role: _Role | None = None,
+    above: int = 0,
+) -> Allocation:
+    passes_on = role is not None and device == CPU_DEVICE and not role.on_host
+    slack = _PASSED_ON if passes_on else RANGES[sizes.family]
+    hidden = sizes.hidden
+    low = size * (1 - slack.below) - slack.states_below * hidden
+    high = size * (1 + slack.above) + slack.states_above * hidden
+    further = role.slack(device) if role else None
+    if further:
+        low -= further.below * size + further.states_below * hidden
+        high += further.above * size + further.states_above * hidden
+        high += _SPREAD_RECURRENCE * sizes.recurrence
+    if sizes.short and not passes_on:
+        # Where every mask is needed by one layer alone, what comes later takes its place.
+        low -= max(sizes.mask, sizes.feed_forward)
     return Allocation(
         device=device,
         component="compute",
@@ -214,8 +218,8 @@ def _compute(device: str, size: int, used: int, tolerance: float, reason: str) -
         reserved_bytes=size,
         resident_bytes=min(size, used) if kind_of_device(device) == "cpu" else size,
         certainty="estimated",
-        low_bytes=int(size * (1 - tolerance)),
-        high_bytes=int(size * (1 + tolerance)),
+        low_bytes=max(0, int(low)),
+        high_bytes=int(high) + above,
         reason=reason,
     )
 

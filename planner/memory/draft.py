@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.launch import Launch, ResolvedContext
-from planner.memory.compute import LOOSE_TOLERANCE, GraphSizes, graph_sizes, plan_compute, plan_output
+from planner.memory.compute import plan_compute, plan_output
+from planner.memory.graph import GraphSizes, graph_sizes
 from planner.memory.kv import KvCache, kv_caches, plan_kv
 from planner.memory.placement import Placement
 from planner.memory.plan import Allocation
@@ -47,7 +48,7 @@ def plan_draft(
     sizes = _one_layer(graph_sizes(shape, layout, own, context, caches))
     parts = (
         *plan_kv(caches, own, placement),
-        *plan_compute(sizes, sizes, blocks, own, LOOSE_TOLERANCE),
+        *plan_compute(sizes, sizes, blocks, own),
         plan_output(shape, own, context),
     )
     return [replace(part, component="draft", buffer=f"MTP {part.buffer}") for part in parts]
@@ -59,4 +60,4 @@ def _own(launch: Launch) -> Launch:
 
 def _one_layer(sizes: GraphSizes) -> GraphSizes:
     """In a graph of one layer nothing needs the masks behind the attention: the feed-forward takes their place."""
-    return replace(sizes, mask=0, feed_forward=max(sizes.feed_forward, sizes.mask))
+    return replace(sizes, family="draft", mask=0, feed_forward=max(sizes.feed_forward, sizes.mask))

@@ -5,15 +5,9 @@ from __future__ import annotations
 from planner.errors import ModelError
 from planner.hardware import Hardware
 from planner.launch import MAX_SEQUENCES, Launch, resolve_context
-from planner.memory.compute import (
-    LOOSE_TOLERANCE,
-    TOLERANCE,
-    WIDE_TOLERANCE,
-    graph_sizes,
-    plan_compute,
-    plan_output,
-)
+from planner.memory.compute import plan_compute, plan_output
 from planner.memory.draft import draft_refusal, plan_draft
+from planner.memory.graph import graph_sizes
 from planner.memory.kv import kv_caches, kv_refusal, plan_kv, plan_states
 from planner.memory.placement import place, placement_refusal
 from planner.memory.plan import Allocation, MemoryPlan
@@ -59,8 +53,9 @@ def predict(
         return MemoryPlan(launch=launch, hardware=hardware, context=None, allocations=weights, refusal=refusal)
     context = resolve_context(launch, shape.n_ctx_train)
     caches = kv_caches(layout, launch, context)
-    reserved = graph_sizes(shape, layout, launch, context, caches)
-    at_work = graph_sizes(shape, layout, launch, context, caches, prompt_tokens)
+    reserved = at_work = graph_sizes(shape, layout, launch, context, caches, graph=model.graph)
+    if prompt_tokens is not None:
+        at_work = graph_sizes(shape, layout, launch, context, caches, prompt_tokens, graph=model.graph)
     return MemoryPlan(
         launch=launch,
         hardware=hardware,
@@ -73,7 +68,14 @@ def predict(
                 *plan_kv(caches, launch, placement),
                 *plan_states(layout, context, placement),
                 *plan_draft(shape, layout, launch, context, placement),
-                *plan_compute(reserved, at_work, placement, launch, _tolerance(shape, layout)),
+                *plan_compute(
+                    reserved,
+                    at_work,
+                    placement,
+                    launch,
+                    hardware=hardware,
+                    largest_matrix=model.largest_matrix,
+                ),
                 plan_output(shape, launch, context),
                 *plan_drivers(placement),
                 *plan_overhead(shape, context, overhead_bytes),
@@ -106,15 +108,6 @@ def _refusal(model: Model, shape: Hyperparameters, layout: MemoryLayout, launch:
     if launch.slots > MAX_SEQUENCES:
         return f"llama.cpp serves at most {MAX_SEQUENCES} slots, not {launch.slots}: use fewer."
     return kv_refusal(shape, layout, launch) or draft_refusal(layout, launch)
-
-
-def _tolerance(shape: Hyperparameters, layout: MemoryLayout) -> float:
-    usual = [cache for cache in layout.caches if cache.name in ("KV", "non-SWA KV", "SWA KV")]
-    if layout.states or not layout.caches or len(usual) < len(layout.caches):
-        return LOOSE_TOLERANCE
-    if shape.n_expert or shape.is_mla:
-        return WIDE_TOLERANCE
-    return TOLERANCE
 
 
 def _in_order(hardware: Hardware, allocations: list[Allocation]) -> tuple[Allocation, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from planner.errors import ModelError
 from planner.model.architectures import ARCHITECTURES, Architecture
 from planner.model.gguf import GgufHeader, MetadataValue, TensorInfo
+from planner.model.graph import GraphShape, read_graph
 from planner.model.hyperparameters import Hyperparameters, Keys
 from planner.model.layout import MemoryLayout
 from planner.model.shards import model_file, read_files
@@ -98,6 +99,16 @@ class Model:
         """What the model keeps for its context. Raises ModelError where llama.cpp would refuse the file."""
         rules = self.rules or Architecture()
         return rules.layout(Keys(self.metadata, self.architecture), self.hyperparameters)
+
+    @cached_property
+    def graph(self) -> GraphShape:
+        """What decides its compute buffers alone."""
+        return read_graph(Keys(self.metadata, self.architecture), self.hyperparameters)
+
+    @cached_property
+    def largest_matrix(self) -> int:
+        """Bytes of the largest weight of a layer; 0 in a file without tensors."""
+        return max((tensor.nbytes for tensor in self.tensors if tensor.name.startswith("blk.")), default=0)
 
     @cached_property
     def used_tensors(self) -> tuple[TensorInfo, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import made
 
 from planner import Launch, Model
 from planner.launch import resolve_context
-from planner.memory.compute import GraphSizes, graph_sizes
+from planner.memory.graph import GraphSizes, graph_sizes
 from planner.memory.kv import kv_caches
 
 INDEXERS = ("deepseek32", "glm-dsa", "minimax-m3", "deepseek4")
@@ -51,8 +50,8 @@ def with_all_logits(model: Model, launch: Launch) -> GraphSizes:
     """The sizes of a graph that computes logits for every token of an ubatch, as the library reserves it."""
     shape = model.hyperparameters
     context = resolve_context(launch, shape.n_ctx_train)
-    sizes = graph_sizes(shape, model.layout, launch, context, kv_caches(model.layout, launch, context))
-    return replace(sizes, logits=shape.n_vocab * 512 * 4)
+    caches = kv_caches(model.layout, launch, context)
+    return graph_sizes(shape, model.layout, launch, context, caches, graph=model.graph, outputs=512)
 
 
 def test_compute_buffers_of_full_size_models_with_the_logits_of_a_whole_ubatch(shared: Path) -> None:

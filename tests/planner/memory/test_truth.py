@@ -11,11 +11,9 @@ from benchmarks.accuracy_sources import (
     full_size_cases,
     log_cases,
     server_cases,
-    server_compute_cases,
     unasserted_rows,
 )
 from planner import Model
-from planner.memory.compute import TOLERANCE
 
 SERVER_LAUNCHES = 74
 """Rows of tests/data/server_compute.csv."""
@@ -49,8 +47,3 @@ def test_no_public_log_is_left_out_without_a_reason(shared: Path) -> None:
 
 def test_caches_and_output_are_what_a_llama_server_reserved(gemma: Model, smollm: Model) -> None:
     assert_exact(server_cases(models(gemma, smollm)), SERVER_LAUNCHES)
-
-
-def test_compute_is_within_the_range_that_it_names(gemma: Model, smollm: Model) -> None:
-    cases = tuple(server_compute_cases(models(gemma, smollm)))
-    assert max(case.deviation for case in cases) <= TOLERANCE

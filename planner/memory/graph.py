@@ -1,0 +1,365 @@
+"""The tensors of a graph that decide its compute buffer, in closed form.
+
+One small function for each moment at which a buffer can be fullest: attention, latent attention, indexer,
+feed-forward, experts, recurrence, logits. What is written as a number of hidden states was read off buffers
+that llama.cpp reserved for full-size models.
+
+Source: `src/llama-graph.cpp`, `src/models/*.cpp`; `src/llama-context.cpp` (`sched_reserve`, `graph_reserve`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.launch import Launch, ResolvedContext
+from planner.memory.kv import F32, KvCache, flash_attention
+from planner.model.ggml_types import type_named
+from planner.model.graph import GraphShape
+from planner.model.hyperparameters import Hyperparameters
+from planner.model.layout import MemoryLayout
+from planner.units import pad
+
+F16 = 2
+PLAIN = GraphShape()
+
+_ROTATION_MULTIPLE = 64
+"""Heads of whole multiples of this many elements are rotated (Hadamard) before they are quantised."""
+_FEW_LAYERS = 2
+_HALVES = "f16", "f32"
+"""Cache types that CUDA need not convert: F16, and F32, which every graph does."""
+_POOLED_SCORES = {"qwen4exp": 6.0, "glm5-next": 3.6}
+"""Scores of an indexer over pools of tokens alive at once, per sequence: of one F32 mask each."""
+_SPARSE_STATES = 42
+"""Hidden states inside DeepSeek's sparse attention, of 41.4 (deepseek32) and 42.0 (glm-dsa)."""
+_COMPRESSED_STATES = 27
+"""Hidden states inside DeepSeek-V4's attention, with its hyper-connections."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSizes:
+    """Bytes of the tensors that decide the compute buffer, for one ubatch."""
+
+    family: str
+    """Which kind of graph it is: how far the formula may be off depends on it."""
+    tokens: int
+    """Tokens computed at once, rounded up to whole slots."""
+    outputs: int
+    """Rows of logits."""
+    short: bool = False
+    """Whether it has so few layers that masks are free before the last: their place is then used again."""
+    mask: int
+    """All attention masks."""
+    hidden: int
+    """One hidden state."""
+    states: int = 4
+    """Hidden states beside the highest peak, on the device that has the inputs."""
+    feed_forward: int
+    """Peak inside the feed-forward, or inside a recurrence where that is higher."""
+    recurrence: int = 0
+    """Peak inside a recurrence, which the last layer has at its full width, too."""
+    attention: int
+    """Peak inside attention where that is more than a few hidden states; else 0."""
+    logits: int
+    rotation: int
+    """Hadamard matrices of quantised caches."""
+    index: int
+    """Element indices of a transposed V cache (no flash attention)."""
+    inputs: int
+    """Token ids, positions, and the cells that each cache writes to."""
+    caches: tuple[KvCache, ...] = ()
+    """The caches that flash attention reads; none without it."""
+    cache_types: tuple[str, str] = ("f16", "f16")
+    further: int = 0
+    """Embeddings that every layer gets, beside the hidden state."""
+
+    def copies(self, kind: str) -> int:
+        """F16 keys and values of one layer that a back end keeps for flash attention.
+
+        Read in `ggml/src/ggml-cuda/fattn.cu` and `ggml/src/ggml-metal/ggml-metal-ops.cpp`, and not run: CUDA
+        converts what is not F16 (F32 is converted for every back end), Metal reserves them for any type.
+        """
+        if kind in ("cuda", "rocm"):
+            return _converted(self.caches, *(name not in _HALVES for name in self.cache_types))
+        return _converted(self.caches, keys=True, values=True) if kind == "metal" else 0
+
+    @property
+    def host_total(self) -> int:
+        """The buffer of a host that computes everything: inputs, hidden states, the highest of three peaks."""
+        base = self.shared + (self.states + 1) * self.hidden
+        # The masks, the rotation and three hidden states beside them are free when the logits are computed:
+        # logits that fit into their place cost nothing. So are the embeddings that every layer gets.
+        logits = self.logits if self.logits > self.mask + self.rotation + 3 * self.hidden else 0
+        return base + max(self.feed_forward + self.further, self.attention + self.further, logits)
+
+    @property
+    def host_inputs(self) -> int:
+        """The buffer of a host that computes nothing but looks up and passes on."""
+        return self.shared + self.states * self.hidden + self.further + (self.hidden if self.further else 0)
+
+    @property
+    def shared(self) -> int:
+        """Inputs that every device which computes needs."""
+        return self.mask + self.index + self.rotation + self.inputs
+
+    @property
+    def peak(self) -> int:
+        """The highest of the three peaks where nothing can be reused."""
+        return max(self.feed_forward, self.attention, self.logits)
+
+
+def graph_sizes(
+    shape: Hyperparameters,
+    layout: MemoryLayout,
+    launch: Launch,
+    context: ResolvedContext,
+    caches: tuple[KvCache, ...],
+    prompt_tokens: int | None = None,
+    *,
+    graph: GraphShape = PLAIN,
+    outputs: int | None = None,
+) -> GraphSizes:
+    """The sizes at reserve time, or at work on a prompt of `prompt_tokens` in each slot.
+
+    `outputs` are the rows of logits; llama-server computes one for each slot and token ahead, and as many as a
+    batch has where it serves embeddings.
+    """
+    tokens = pad(min(context.n_ctx, context.n_ubatch), context.n_seq_max)
+    flash = flash_attention(layout, launch)
+    family = _family(shape, layout, graph, flash)
+    masked = _masked(family, caches)
+    # Without a cache attention sees the ubatch itself.
+    cells = [_cells_at_work(cache, context, prompt_tokens) for cache in masked]
+    if not caches and not layout.states:
+        cells = [tokens]
+    if outputs is None:
+        rows = context.n_seq_max * (1 + launch.tokens_ahead)
+        outputs = context.n_batch if launch.embeddings else min(context.n_batch, rows)
+    outputs = min(tokens, outputs)
+    hidden = shape.n_embd * tokens * F32
+    # Pooling selects each sequence's rows out of separate streams: one more hidden state.
+    pooled = hidden if launch.embeddings and context.n_stream > 1 else 0
+    if family == "compressed":
+        pooled += (graph.hyper_connections - 1) * hidden
+    last = tokens if shape.n_layer == 1 else outputs
+    mask = _masks(family, cells, tokens, flash)
+    beside = graph.beside * hidden * flash
+    recurrence = _recurrence(layout, graph, tokens, context.n_seq_max, mask)
+    return GraphSizes(
+        family=family,
+        tokens=tokens,
+        outputs=outputs,
+        short=shape.n_layer <= _FEW_LAYERS,
+        mask=mask,
+        hidden=hidden,
+        states=2 if family == "compressed" else 4,
+        feed_forward=max(_feed_forward(shape, graph, tokens, last, bool(caches)) + beside, recurrence),
+        recurrence=recurrence,
+        attention=_attention(family, shape, graph, launch, context, tokens, cells, flash)
+        + _copies(family, shape, launch, context, masked, flash),
+        logits=shape.n_vocab * outputs * F32 + pooled,
+        rotation=_rotation(shape, launch, len(caches)),
+        index=0 if flash or shape.is_mla or family == "compressed" else _value_index(shape, tokens, len(masked)),
+        inputs=tokens * (8 + 24 * max(1, len(cells))),
+        caches=caches if flash else (),
+        cache_types=(launch.cache_type_k, launch.cache_type_v),
+        further=graph.per_layer_input * tokens * F32,
+    )
+
+
+def _family(shape: Hyperparameters, layout: MemoryLayout, graph: GraphShape, flash: bool) -> str:
+    names = {cache.name for cache in layout.caches}
+    if graph.architecture in _POOLED_SCORES:
+        return "pooled"
+    if "CSA KV" in names or "HCA KV" in names:
+        return "compressed"
+    if "indexer KV" in names:
+        return "sparse" if shape.is_mla else "blocks"
+    if graph.recurrence and not names:
+        return "recurrent"
+    if layout.states:
+        return "hybrid"
+    if not names:
+        return "encoder"
+    if shape.is_mla:
+        return "latent"
+    if not flash:
+        return "scores"
+    if shape.n_expert:
+        return "experts"
+    return "plain" if max(shape.n_ff) > 2 * shape.n_embd else "narrow"
+
+
+def _masked(family: str, caches: tuple[KvCache, ...]) -> tuple[KvCache, ...]:
+    """The caches with a mask that some layer uses: MiniMax's indexer has that of its layers."""
+    return caches[:1] if family == "blocks" else tuple(cache for cache in caches if cache.layout.layers)
+
+
+def _masks(family: str, cells: Sequence[int], tokens: int, flash: bool) -> int:
+    if flash or family not in ("compressed", "sparse"):
+        return sum(cells) * tokens * (F16 if flash else F32)
+    # DeepSeek's indexer, the last of its caches, has an F16 mask either way.
+    return (sum(cells[:-1]) * F32 + cells[-1] * F16) * tokens
+
+
+def _cells_at_work(cache: KvCache, context: ResolvedContext, prompt_tokens: int | None) -> int:
+    if prompt_tokens is None:
+        return cache.cells
+    shared = context.n_seq_max if context.n_stream == 1 else 1
+    return min(cache.cells, pad(prompt_tokens * shared, 256))
+
+
+def _feed_forward(shape: Hyperparameters, graph: GraphShape, tokens: int, last: int, cached: bool) -> int:
+    """The wider of dense layers and those with experts. The last layer has output rows only."""
+    dense = _dense(shape, graph, cached) * F32
+    if not shape.n_expert:
+        return dense * tokens
+    experts = _experts(shape, graph)
+    rows = tokens if graph.dense_layers < shape.n_layer - 1 else last
+    return max(dense * tokens if graph.dense_layers else 0, experts * rows)
+
+
+def _recurrence(layout: MemoryLayout, graph: GraphShape, tokens: int, sequences: int, mask: int) -> int:
+    """What a recurrent layer holds at once. Behind the last attention it has the place of the masks."""
+    size = (graph.recurrence * tokens + graph.recurrent_state * sequences) * F32
+    attention = max((layer for cache in layout.caches for layer in cache.layers), default=-1)
+    first = min((layer for state in layout.states for layer in state.layers), default=0)
+    return max(0, size - mask) if 0 <= attention < first else size
+
+
+def _dense(shape: Hyperparameters, graph: GraphShape, cached: bool) -> int:
+    """Two projections and their product, which takes a place that attention left where it is small."""
+    width = max(shape.n_ff)
+    copies = 3 if graph.gated and (width > 2 * shape.n_embd or not cached) else 2
+    return max(copies * width, 7 * shape.n_embd // 2 if width and cached else 0)
+
+
+def _experts(shape: Hyperparameters, graph: GraphShape) -> int:
+    """Three projections, and the results where two of those are too small to make room for them."""
+    width = shape.n_ff_exp or max(shape.n_ff)
+    results = shape.n_expert_used * shape.n_embd
+    beside = results if results > 2 * shape.n_expert_used * width else 0
+    shared = shape.n_embd if graph.shared_expert and not beside else 0
+    return (3 * shape.n_expert_used * width + beside + shared) * F32
+
+
+def _attention(
+    family: str,
+    shape: Hyperparameters,
+    graph: GraphShape,
+    launch: Launch,
+    context: ResolvedContext,
+    tokens: int,
+    cells: Sequence[int],
+    flash: bool,
+) -> int:
+    scores = max(cells, default=0) * tokens * F32
+    hidden = shape.n_embd * tokens * F32
+    if family == "pooled":
+        return int(_POOLED_SCORES[graph.architecture] * context.n_seq_max * scores)
+    if family == "compressed":
+        return _compressed(shape, tokens, cells, hidden, flash)
+    if family == "sparse":
+        return _sparse(shape, graph, tokens, scores, hidden, flash)
+    if family == "blocks" and flash and (context.n_seq_max == 1 or context.n_stream > 1):
+        # Of every stream in turn, two scores for each head of the indexer.
+        return graph.index_heads * (scores + scores // context.n_stream) + scores // 2 + 4 * hidden
+    if shape.is_mla:
+        return _latent(shape, tokens) + (0 if flash else max(shape.n_head) * scores)
+    return 0 if flash or not cells else _scores(shape, graph, launch, tokens, max(cells))
+
+
+def _copies(
+    family: str,
+    shape: Hyperparameters,
+    launch: Launch,
+    context: ResolvedContext,
+    caches: tuple[KvCache, ...],
+    flash: bool,
+) -> int:
+    """Copies of one layer's cache (`build_attn_mha`): F32 as F16 for flash attention, latent values without."""
+    if flash:
+        keys, values = launch.cache_type_k == "f32", launch.cache_type_v == "f32"
+        return _converted(caches, keys, values) if family != "blocks" else 0
+    return _latent_values(shape, launch, context, caches) if shape.is_mla else 0
+
+
+def _converted(caches: tuple[KvCache, ...], keys: bool, values: bool) -> int:
+    """Bytes of the keys and values of one layer as F16, in the largest cache."""
+    if not (keys or values):
+        return 0
+    return F16 * max(
+        (
+            cache.cells
+            * cache.n_stream
+            * (keys * max(cache.layout.k_elements) + values * max(cache.layout.v_elements or cache.layout.k_elements))
+            for cache in caches
+            if cache.layout.layers
+        ),
+        default=0,
+    )
+
+
+def _latent(shape: Hyperparameters, tokens: int) -> int:
+    """MLA: queries in their own size, and twice in that of the latent keys."""
+    return max(shape.n_head) * tokens * F32 * (shape.head_k_mla + 2 * shape.head_k)
+
+
+def _latent_values(
+    shape: Hyperparameters, launch: Launch, context: ResolvedContext, caches: tuple[KvCache, ...]
+) -> int:
+    """Without flash attention the values, a view of the keys, are copied to be transposed: beyond what queries take."""
+    key_type = type_named(launch.cache_type_k)
+    row = shape.head_v * key_type.block_bytes // key_type.block_elements
+    copied = max((cache.cells * cache.n_stream for cache in caches), default=0) * row
+    tokens = pad(min(context.n_ctx, context.n_ubatch), context.n_seq_max)
+    return max(0, copied - max(shape.n_head) * tokens * F32 * (shape.head_k_mla + shape.head_k))
+
+
+def _sparse(shape: Hyperparameters, graph: GraphShape, tokens: int, scores: int, hidden: int, flash: bool) -> int:
+    """DeepSeek sparse attention: the indexer's queries and scores, and the tokens that it picks."""
+    picked = min(graph.index_top_k * tokens * F32, scores)
+    indexer = 2 * graph.index_heads * graph.index_width * tokens * F32 + scores + picked + 10 * hidden
+    if not flash:
+        return max(indexer, max(shape.n_head) * scores + 41 * hidden)
+    return max(indexer, _SPARSE_STATES * hidden, _SPARSE_STATES * hidden + scores - 2 * hidden)
+
+
+def _compressed(shape: Hyperparameters, tokens: int, cells: Sequence[int], hidden: int, flash: bool) -> int:
+    """DeepSeek-V4: the window and the compressed tokens at once, and what its indexer scores."""
+    states = _COMPRESSED_STATES * hidden
+    if not flash:
+        return states - 5 * hidden + max(shape.n_head) * tokens * F32 * (cells[0] + max(cells[1:], default=0))
+    return states + 2 * cells[-1] * tokens * F32
+
+
+def _scores(shape: Hyperparameters, graph: GraphShape, launch: Launch, tokens: int, cells: int) -> int:
+    heads = max(shape.n_head)
+    scores = heads * tokens * cells * F32
+    queries = heads * max(shape.head_k, shape.head_k_swa) * tokens * F32
+    # Rotated queries take the place of the plain ones; results wider than a hidden state find no free place.
+    rotated = _is_rotated(launch.cache_type_k, shape.head_k)
+    copies = 1 - rotated + (queries > shape.n_embd * tokens * F32) + graph.gated_attention * (3 if rotated else 1)
+    return scores + copies * queries
+
+
+def _value_index(shape: Hyperparameters, tokens: int, caches: int) -> int:
+    widest = max(map(shape.n_embd_v_gqa, range(shape.n_layer)))
+    return 8 * tokens * widest * caches
+
+
+def _is_rotated(cache_type: str, head: int) -> bool:
+    return type_named(cache_type).is_quantised and head > 0 and head % _ROTATION_MULTIPLE == 0
+
+
+def _rotation(shape: Hyperparameters, launch: Launch, caches: int) -> int:
+    """One matrix per cache for K (the largest power of two times 64 that divides the head) and V (64)."""
+    size = 0
+    if _is_rotated(launch.cache_type_k, shape.head_k):
+        width = _ROTATION_MULTIPLE
+        while shape.head_k % (width * 2) == 0:
+            width *= 2
+        size += width * width * F32
+    if _is_rotated(launch.cache_type_v, shape.head_v):
+        size += _ROTATION_MULTIPLE**2 * F32
+    return size * caches

@@ -1,0 +1,174 @@
+"""Compute buffers against everything that llama.cpp is known to have reserved: `benchmarks.compute_sources`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import oracle
+from benchmarks.accuracy_sources import model_from_metadata
+from benchmarks.compute_sources import (
+    Reserved,
+    Summary,
+    architecture_compute,
+    estimates,
+    full_size_compute,
+    live_compute,
+    log_compute,
+    machine,
+    one_device_compute,
+    server_compute,
+    summarise,
+    two_device_compute,
+)
+from planner import Hardware, Launch, Model, predict
+from planner.launch import resolve_context
+from planner.memory.graph import graph_sizes
+from planner.memory.kv import kv_caches
+from planner.units import GIB, MIB
+
+needs_llama = pytest.mark.skipif(not oracle.AVAILABLE, reason="llama-cpp-python is not installed")
+
+LLAMA_3_8B = model_from_metadata(
+    "llama3-8b",
+    {
+        "general.architecture": "llama",
+        "llama.context_length": 131_072,
+        "llama.embedding_length": 4096,
+        "llama.block_count": 32,
+        "llama.feed_forward_length": 14_336,
+        "llama.attention.head_count": 32,
+        "llama.attention.head_count_kv": 8,
+        "llama.vocab_size": 128_256,
+    },
+)
+
+
+def held(source: Iterable[Reserved], least: int) -> Summary:
+    """The summary of a source whose ranges hold in 99 % of all cases."""
+    found = estimates(source)
+    assert len(found) >= least
+    missed = [str(estimate) for estimate in found if not estimate.in_range]
+    assert len(missed) <= 0.01 * len(found), missed
+    return summarise(found)
+
+
+def models(gemma: Model, smollm: Model) -> dict[str, Model]:
+    return {model.path.stem: model for model in (gemma, smollm)}
+
+
+def test_what_a_llama_server_reserved(gemma: Model, smollm: Model) -> None:
+    found = held(server_compute(models(gemma, smollm)), 72)
+    assert found.worst < 0.01 and found.in_range == 1
+
+
+def test_what_logs_say_whose_launch_is_known(gemma: Model, smollm: Model) -> None:
+    assert held(log_compute(models(gemma, smollm)), 10).in_range == 1
+
+
+def test_full_size_models_on_one_device(shared: Path) -> None:
+    found = held(one_device_compute(shared / "fullsize"), 150)
+    assert found.median < 0.01 and found.percentile_95 < 0.05 and found.worst < 0.12
+
+
+def test_full_size_models_with_the_logits_of_a_whole_ubatch(shared: Path) -> None:
+    found = held(full_size_compute(shared / "fullsize"), 177)
+    assert found.median < 0.01 and found.percentile_95 < 0.05 and found.worst < 0.17
+
+
+def test_small_models_of_every_architecture(shared: Path) -> None:
+    """Two layers of 256: gaps of a hidden state, which real models have as well, are several per cent here."""
+    found = held(architecture_compute(shared / "archs"), 1004)
+    assert found.median < 0.03 and found.near > 0.92 and found.worst < 0.5
+
+
+@needs_llama
+@pytest.mark.xdist_group("oracle")
+def test_random_launches_of_every_header(shared: Path) -> None:
+    found = held(live_compute(shared, 8), 700)
+    assert found.median < 0.03 and found.near > 0.92
+
+
+@needs_llama
+@pytest.mark.xdist_group("oracle")
+def test_two_devices_under_every_flag(shared: Path) -> None:
+    held(two_device_compute(shared, ("gemma3-dense", "glm4moe-moe", "mamba2-dense")), 390)
+
+
+def sizes_of(launch: Launch, *devices: str) -> dict[str, float]:
+    """MiB per device for Llama-3-8B."""
+    reserved = Reserved(
+        name="llama3-8b",
+        model=LLAMA_3_8B,
+        launch=launch,
+        hardware=machine(*devices),
+        expected=dict.fromkeys((*devices, "CPU"), 1.0),
+    )
+    return {estimate.name.split()[-1]: estimate.predicted / MIB for estimate in reserved.estimates()}
+
+
+ONE_SLOT = Launch(ctx_size=8192, parallel=1, flash_attn="on")
+
+
+def test_one_device_and_its_host() -> None:
+    assert sizes_of(ONE_SLOT, "RPC0") == pytest.approx({"RPC0": 124, "CPU": 40}, abs=0.03)
+
+
+def test_the_processor_alone_needs_one_more_hidden_state() -> None:
+    assert sizes_of(ONE_SLOT) == pytest.approx({"CPU": 132}, abs=0.03)
+
+
+def test_scores_are_what_flash_attention_saves() -> None:
+    off = Launch(ctx_size=8192, parallel=1, flash_attn="off")
+    assert sizes_of(off, "RPC0") == pytest.approx({"RPC0": 572, "CPU": 52}, abs=0.03)
+
+
+def test_a_device_that_gets_its_layers_from_the_host() -> None:
+    launch = Launch(ctx_size=8192, parallel=1, n_gpu_layers=20)
+    assert sizes_of(launch, "RPC0") == pytest.approx({"RPC0": 108, "CPU": 132}, abs=0.2)
+
+
+def test_a_pipeline_keeps_four_copies_of_its_inputs() -> None:
+    split = Launch(ctx_size=8192, parallel=1, tensor_split=(1, 1))
+    expected = {"RPC0": 244.1, "RPC1": 204.0, "CPU": 112.1}
+    assert sizes_of(split, "RPC0", "RPC1") == pytest.approx(expected, abs=0.2)
+
+
+def test_devices_are_a_pipeline_even_if_one_has_no_layer() -> None:
+    split = Launch(ctx_size=8192, parallel=1, tensor_split=(1, 0))
+    assert sizes_of(split, "RPC0", "RPC1")["CPU"] == pytest.approx(112.1, abs=0.2)
+
+
+def test_cuda_converts_quantised_caches_and_metal_any() -> None:
+    """One layer of 1,024 keys and as many values for 262,144 tokens: 512 MiB each as F16."""
+    plain = Launch(ctx_size=262_144, parallel=1, flash_attn="on")
+    quantised = plain.with_cache_type("q8_0")
+    without = sizes_of(quantised, "RPC0")["RPC0"]
+    assert sizes_of(quantised, "CUDA0")["CUDA0"] - without == pytest.approx(1024 - 84, abs=1)
+    assert sizes_of(plain, "CUDA0")["CUDA0"] == sizes_of(plain, "RPC0")["RPC0"]
+    assert sizes_of(plain, "MTL0")["MTL0"] - sizes_of(plain, "RPC0")["RPC0"] == pytest.approx(1024 - 84, abs=1)
+
+
+def test_f32_caches_are_converted_everywhere() -> None:
+    launch = Launch(ctx_size=262_144, parallel=1, flash_attn="on")
+    more = sizes_of(launch.with_cache_type("f32"))["CPU"] - sizes_of(launch)["CPU"]
+    assert more == pytest.approx(1024 - 84, abs=1)
+
+
+def test_a_range_names_both_ends() -> None:
+    plan = predict(LLAMA_3_8B, ONE_SLOT, Hardware.simulate(ram=64 * GIB))
+    [compute] = [allocation for allocation in plan.allocations if allocation.component == "compute"]
+    assert compute.low_bytes is not None and compute.high_bytes is not None
+    assert 0.85 * compute.reserved_bytes < compute.low_bytes < compute.reserved_bytes
+    assert compute.reserved_bytes < compute.high_bytes < 1.15 * compute.reserved_bytes
+
+
+def test_more_rows_of_logits_make_larger_logits_and_nothing_else() -> None:
+    shape, layout = LLAMA_3_8B.hyperparameters, LLAMA_3_8B.layout
+    context = resolve_context(ONE_SLOT, shape.n_ctx_train)
+    caches = kv_caches(layout, ONE_SLOT, context)
+    few, many = (graph_sizes(shape, layout, ONE_SLOT, context, caches, outputs=rows) for rows in (1, 512))
+    assert many.logits == 512 * few.logits
+    assert (many.mask, many.attention, many.feed_forward) == (few.mask, few.attention, few.feed_forward)
