@@ -1,7 +1,7 @@
 """The truth, from llama.cpp itself: what it reserves for a launch, to hold predictions against.
 
-`Oracle` asks a child process that has `llama_cpp` loaded (`benchmarks/oracle_child.py`); an abort in llama.cpp costs
-one answer and not the run. Nothing here uses what `planner` derives from a launch: settings go in as
+`Oracle` asks a child process that has `llama_cpp` loaded, as `planner`'s dry runs do; an abort in llama.cpp costs
+one answer and not the run. Nothing here uses what `planner` predicts of a launch: settings go in as
 llama-server hands them to the library, and come back as llama.cpp's own log.
 
 - `Oracle().contexts(path, launches)`: dry (`no_alloc`), no accelerator; about 20 ms a launch once a model is
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import re
 import socket
@@ -22,20 +21,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
+from planner.engine.library_process import LibraryProcess
 from planner.engine.log import EngineLog, read_log
+from planner.errors import EngineError
 from planner.hardware import HOST_POOL, Device, Hardware, Pool
 from planner.launch import Launch
 
 AVAILABLE = importlib.util.find_spec("llama_cpp") is not None
 """Whether llama-cpp-python is here; without it there is no oracle."""
 
-_CHILD = Path(__file__).with_name("oracle_child.py")
+_ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parents[1]), "GGML_NO_BACKTRACE": "1"}
 _START_SECONDS = 20.0
 _MIB = r"(\d+\.\d+) MiB"
 _CACHE = re.compile(
@@ -44,15 +44,6 @@ _CACHE = re.compile(
 _STATE = re.compile(rf"llama_memory_recurrent: size =\s*{_MIB}|state buffer size =\s*{_MIB}")
 _OUTPUT = re.compile(rf"output buffer size =\s*{_MIB}")
 _COMPUTE = re.compile(rf"compute buffer size =\s*{_MIB}")
-
-_GGML_TYPES = {
-    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
-}  # fmt: skip
-_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
-_SPLIT_MODES = {"none": 0, "layer": 1}
-_LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
-_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-_DENSE = r"\.ffn_(up|down|gate)\."
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +101,15 @@ class Oracle:
     def __init__(self, devices: int = 0) -> None:
         self._servers: list[subprocess.Popen[str]] = []
         self._endpoints: list[str] = []
-        self._child: subprocess.Popen[str] | None = None
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the processes)
         try:
             for _ in range(devices):
                 self._endpoints.append(self._start_server())
         except BaseException:
-            self.close()
+            self._end_servers()
             raise
+        command = (sys.executable, "-m", "benchmarks.oracle_child", "answer", *self._endpoints)
+        self._process = LibraryProcess(command, environment=_ENVIRONMENT)
 
     def __enter__(self) -> Oracle:
         return self
@@ -127,10 +119,13 @@ class Oracle:
 
     def close(self) -> None:
         """End every process. They end by themselves, too, when this one is gone."""
-        for process in (self._child, *self._servers):
-            if process is not None:
-                _end(process)
-        self._child, self._servers = None, []
+        self._process.close()
+        self._end_servers()
+
+    def _end_servers(self) -> None:
+        for server in self._servers:
+            _end(server)
+        self._servers = []
         self._errors.close()
 
     @property
@@ -164,31 +159,12 @@ class Oracle:
 
     def _ask(self, path: Path, launches: Iterable[Launch], *, dry: bool) -> Iterator[Answer]:
         for launch in launches:
-            request = {
-                "path": str(path),
-                "written": path.stat().st_mtime_ns,
-                "model": _model_settings(launch, self.device_names, dry=dry),
-                "context": _context_settings(launch),
-            }
-            yield self._answer(json.dumps(request))
-
-    def _answer(self, request: str) -> Answer:
-        if self._child is None:
-            self._errors.seek(0)
-            self._errors.truncate()
-            self._child = self._start("answer", *self._endpoints, stdout=subprocess.PIPE)
-        stdin, stdout = self._child.stdin, self._child.stdout
-        assert stdin is not None and stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            stdin.write(request + "\n")
-            stdin.flush()
-        line = stdout.readline()
-        if not line:
-            status = self._child.wait()
-            self._child = None
-            return Answer((), f"llama.cpp ended with {status}: {self._last_words()}")
-        answer = json.loads(line)
-        return Answer(tuple(answer["log"].splitlines()), answer["refusal"].strip())
+            try:
+                answer = self._process.ask(path, launch, devices=self.device_names, dry=dry)
+            except EngineError as error:
+                yield Answer((), str(error))
+            else:
+                yield Answer(answer.lines, answer.refusal)
 
     def _last_words(self) -> str:
         self._errors.seek(0)
@@ -198,7 +174,16 @@ class Oracle:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self._servers.append(self._start("serve", str(port), stdout=subprocess.DEVNULL))
+        self._servers.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.oracle_child", "serve", str(port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                text=True,
+                env={**os.environ, **_ENVIRONMENT},
+            )
+        )
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and self._servers[-1].poll() is None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
@@ -206,76 +191,10 @@ class Oracle:
             time.sleep(0.02)
         raise RuntimeError(f"the RPC server did not start: {self._last_words()}")
 
-    def _start(self, *arguments: str, stdout: int) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, str(_CHILD), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=stdout,
-            stderr=self._errors,
-            text=True,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-        )
-
 
 def _end(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
-
-
-def _model_settings(launch: Launch, devices: Sequence[str], *, dry: bool) -> dict[str, Any]:
-    """`llama_model_params` as llama-server fills them (`common/common.cpp: common_model_params_to_llama`)."""
-    if launch.device is not None:
-        devices = [name for name in launch.device.split(",") if name != "none"]
-    return {
-        "devices": list(devices),
-        "overrides": _overrides(launch),
-        "tensor_split": list(launch.tensor_split),
-        "plain": {
-            "n_gpu_layers": -1 if launch.n_gpu_layers is None else launch.n_gpu_layers,
-            "split_mode": _SPLIT_MODES[launch.split_mode],
-            "main_gpu": launch.main_gpu,
-            "load_mode": 0 if dry else _LOAD_MODES[launch.load_mode],
-            "use_extra_bufts": launch.repack,
-            "no_host": launch.no_host,
-            "no_alloc": dry,
-        },
-    }
-
-
-def _overrides(launch: Launch) -> list[tuple[str, str]]:
-    """In the order of the arguments that `planner` writes (`common/arg.cpp` appends one after the other)."""
-    overrides = list(launch.override_tensor)
-    if launch.cpu_moe:
-        overrides.append((_EXPERTS, "CPU"))
-    overrides += [(rf"blk\.{layer}{_EXPERTS}", "CPU") for layer in range(launch.n_cpu_moe)]
-    overrides += [(rf"blk\.{layer}{_DENSE}", "CPU") for layer in range(launch.n_cpu_ffn)]
-    return overrides
-
-
-def _context_settings(launch: Launch) -> dict[str, Any]:
-    """`llama_context_params` as llama-server fills them (`common_context_params_to_llama`, `tools/server`)."""
-    batch = launch.ubatch_size if launch.embeddings else launch.batch_size
-    slots = launch.slots
-    return {
-        # `--fit`, which is on by default, gives every one of so many slots the trained context.
-        "trained_times": 1 if launch.parallel is None else slots,
-        "plain": {
-            "n_ctx": launch.ctx_size,
-            "n_batch": batch,
-            "n_ubatch": launch.ubatch_size,
-            "n_seq_max": slots,
-            "n_outputs_max": batch if launch.embeddings else min(batch, slots),
-            "n_outputs_max_per_seq": 0 if launch.embeddings else 1,
-            "type_k": _GGML_TYPES[launch.cache_type_k],
-            "type_v": _GGML_TYPES[launch.cache_type_v],
-            "flash_attn_type": _FLASH_ATTENTION[launch.flash_attn],
-            "kv_unified": launch.unified,
-            "swa_full": launch.swa_full,
-            "offload_kqv": launch.kv_offload,
-            "embeddings": launch.embeddings,
-        },
-    }
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()

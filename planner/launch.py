@@ -152,6 +152,11 @@ class Launch:
         return AUTO_SLOTS if self.parallel is None else self.parallel
 
     @property
+    def trained_contexts(self) -> int:
+        """How many trained contexts a context that was left out is (with `--fit`, one for each cache)."""
+        return self.slots if self.fit and not self.unified else 1
+
+    @property
     def tokens_ahead(self) -> int:
         """Tokens guessed at once; 0 where none are."""
         return 0 if self.spec_type == "none" else self.spec_draft_n_max
@@ -186,7 +191,7 @@ def resolve_context(launch: Launch, n_ctx_train: int) -> ResolvedContext:
     as it is by default (`common/fit.cpp`); slots with one cache, as with `--parallel` left out, share it.
     """
     slots = launch.slots
-    asked = launch.ctx_size or n_ctx_train * (slots if launch.fit and not launch.unified else 1)
+    asked = launch.ctx_size or n_ctx_train * launch.trained_contexts
     # Embeddings force n_batch = n_ubatch (`tools/server`); both are limited by the context before rounding.
     batch = launch.ubatch_size if launch.embeddings else launch.batch_size
     n_batch = min(asked, batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,12 +16,15 @@ from planner.cli.options import (
     uncounted_options,
 )
 from planner.cli.render import render_plan
-from planner.errors import EngineError
+from planner.errors import EngineError, UsageError
 from planner.hardware import Hardware
 from planner.launch import Launch
 from planner.memory import MemoryPlan, Verdict, predict
 from planner.model import Model
 from planner.units import parse_size
+
+if TYPE_CHECKING:
+    from planner.reconcile.dry_comparison import DryComparison
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,16 +33,20 @@ from planner.units import parse_size
 @launch_options
 @click.option("--ram", metavar="SIZE", help="Plan for a machine with this much free RAM, as in 16G.")
 @click.option("--vram", metavar="SIZE,...", help="... and cards with so much free VRAM, as in 24G,12G.")
-@click.option("--engine", type=click.Path(path_type=Path), metavar="PATH", help="The llama-server whose devices count.")
 @click.option("--header-only", is_flag=True, help="Accept a file that is cut off behind its header.")
+@click.option("--dry-run", "asked", is_flag=True, help="Ask llama.cpp, too: it counts and allocates nothing.")
+@click.option(
+    "--engine", type=click.Path(path_type=Path), metavar="PATH", help="The llama-server to ask, as for devices."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def plan(
     words: tuple[str, ...],
     model: Path | None,
     ram: str | None,
     vram: str | None,
-    engine: Path | None,
     header_only: bool,
+    asked: bool,
+    engine: Path | None,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -50,38 +57,81 @@ def plan(
     behind `planner plan`, program and all. Without either: one person, the trained context.
     """
     launch = launch_from(options, pasted=is_pasted(words))
+    _check_machine(ram, vram, engine, asked=asked)
     hardware = _hardware(ram, vram, engine, launch)
     opened = Model.open(chosen_model(words, model), header_only=header_only)
-    prediction = _predict(opened, launch, hardware)
-    if as_json:
-        import json
-
-        from planner.export.documents import plan_document
-
-        document = {**plan_document(opened, prediction), "not_counted": uncounted_options()}
-        click.echo(json.dumps(document, indent=2, allow_nan=False))
+    comparison = None
+    if asked:
+        comparison = _dry_run(opened, launch, hardware, engine, here=ram is None)
+        prediction = comparison.plan
     else:
-        click.echo(render_plan(opened, prediction))
-        if ignored := ignored_options():
-            click.echo(f"Left out, since it decides no memory: {' '.join(ignored)}.", err=True)
-        if uncounted := uncounted_options():
-            click.echo(f"Not counted, though it may take memory: {' '.join(uncounted)}.", err=True)
+        prediction = _predict(opened, _with_layers(opened, launch, hardware), hardware)
+    if as_json:
+        _print_document(opened, prediction, comparison)
+    else:
+        _print_text(opened, prediction, comparison)
     return 3 if prediction.verdict in (Verdict.TOO_BIG, Verdict.REFUSED) else 0
 
 
-def _predict(model: Model, launch: Launch, hardware: Hardware) -> MemoryPlan:
-    if launch.fit and hardware.accelerators:
-        from planner.fit import fit_layers
+def _print_document(model: Model, prediction: MemoryPlan, comparison: DryComparison | None) -> None:
+    import json
 
-        asked, launch = launch, fit_layers(model, launch, hardware)
-        if launch != asked and launch.n_gpu_layers != model.hyperparameters.n_layer_all + 1:
-            layers = "no layer" if launch.device == "none" else f"{launch.n_gpu_layers} layers"
-            click.echo(f"With {layers} on accelerators, about as --fit would choose (-ngl says otherwise).", err=True)
+    from planner.export.documents import plan_document
+
+    document = {**plan_document(model, prediction, comparison), "not_counted": uncounted_options()}
+    click.echo(json.dumps(document, indent=2, allow_nan=False))
+
+
+def _print_text(model: Model, prediction: MemoryPlan, comparison: DryComparison | None) -> None:
+    click.echo(render_plan(model, prediction))
+    if comparison is not None:
+        from planner.cli.dry_run import render_dry_run
+
+        click.echo(render_dry_run(comparison))
+    if ignored := ignored_options():
+        click.echo(f"Left out, since it decides no memory: {' '.join(ignored)}.", err=True)
+    if uncounted := uncounted_options():
+        click.echo(f"Not counted, though it may take memory: {' '.join(uncounted)}.", err=True)
+
+
+def _check_machine(ram: str | None, vram: str | None, engine: Path | None, *, asked: bool) -> None:
+    if asked and vram is not None:
+        raise UsageError("--dry-run asks llama.cpp about this machine, and --vram describes another.", "Use one.")
+    if engine is not None and not asked and (ram or vram):
+        raise UsageError("--engine names this machine's accelerators; --ram and --vram describe another.", "Use one.")
+
+
+def _with_layers(model: Model, launch: Launch, hardware: Hardware) -> Launch:
+    """The launch with the layers on accelerators that `--fit` would put there, where it was left open."""
+    if not launch.fit or not hardware.accelerators:
+        return launch
+    from planner.fit import fit_layers
+
+    fitted = fit_layers(model, launch, hardware)
+    if fitted != launch and fitted.n_gpu_layers != model.hyperparameters.n_layer_all + 1:
+        layers = "no layer" if fitted.device == "none" else f"{fitted.n_gpu_layers} layers"
+        click.echo(f"With {layers} on accelerators, about as --fit would choose (-ngl says otherwise).", err=True)
+    return fitted
+
+
+def _predict(model: Model, launch: Launch, hardware: Hardware) -> MemoryPlan:
     from planner.reconcile.record import Record, default_folder, used_devices
 
     prediction = predict(model, launch, hardware)
     overhead = Record(default_folder()).learned_overhead(model, None, used_devices(prediction))
     return prediction if overhead is None else predict(model, launch, hardware, overhead_bytes=overhead)
+
+
+def _dry_run(model: Model, launch: Launch, hardware: Hardware, engine: Path | None, *, here: bool) -> DryComparison:
+    """The prediction held against llama.cpp's own accounting; `here` says that the machine is this one."""
+    from planner.cli.dry_run import ask, find_answerer, machine_asked
+    from planner.reconcile.dry_comparison import compare
+
+    answerer = find_answerer(engine)
+    if here:
+        hardware = machine_asked(answerer, hardware)
+    launch = _with_layers(model, launch, hardware)
+    return compare(model, _predict(model, launch, hardware), ask(model, launch, answerer, hardware))
 
 
 def _hardware(ram: str | None, vram: str | None, engine: Path | None, launch: Launch) -> Hardware:

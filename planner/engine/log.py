@@ -7,6 +7,7 @@ Needs `--verbosity 4`: below it, current builds print no buffer (older ones prin
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -78,6 +79,20 @@ class EngineLog:
         """The sum of these buffers; None when the log names none."""
         sizes = [buffer.size_bytes for buffer in self.of_kind(kind) if buffer_type in (None, buffer.device)]
         return sum(sizes) if sizes else None
+
+
+def plain_line(line: str) -> str:
+    """What `--log-jsonl` wrote as the line that it would have been without; every other line as it is."""
+    if not line.startswith('{"type":"log"'):
+        return line
+    try:
+        entry = json.loads(line)
+        millis, micros = divmod(int(entry["time"]), 1000)
+        seconds, millis = divmod(millis, 1000)
+        clock = f"{seconds // 60}.{seconds % 60:02}.{millis:03}.{micros:03}"
+        return f"{clock} {entry['level'][0].upper()} {entry['msg']}"
+    except (ValueError, KeyError, TypeError, IndexError):
+        return line
 
 
 def read_log(lines: Iterable[str]) -> EngineLog:

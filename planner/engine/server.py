@@ -20,7 +20,7 @@ from typing import Any, Literal
 from planner.engine.child import before_exec, interrupts_held_back
 from planner.engine.environment import without_settings
 from planner.engine.faults import describe_exit, own_words
-from planner.engine.log import EngineLog, read_line
+from planner.engine.log import EngineLog, plain_line, read_line
 from planner.errors import EngineError
 
 HOST = "127.0.0.1"
@@ -46,12 +46,21 @@ class LlamaServer:
     """
 
     def __init__(
-        self, command: Sequence[str], *, ready_timeout_s: float, cancelled: Callable[[], bool] = lambda: False
+        self,
+        command: Sequence[str],
+        *,
+        ready_timeout_s: float,
+        cancelled: Callable[[], bool] = lambda: False,
+        stop_grace_s: float | None = None,
     ) -> None:
-        """`command` is the program and its arguments; port, key and verbosity are added here."""
+        """`command` is the program and its arguments; port, key and verbosity are added here.
+
+        `stop_grace_s` is how long it may take to end after an interrupt (`STOP_GRACE_S`); 0 kills it at once.
+        """
         self._command = list(command)
         self._ready_timeout_s = ready_timeout_s
         self._cancelled = cancelled
+        self._stop_grace_s = stop_grace_s
         self._key = secrets.token_hex(16)
         self._lines: list[str] = []
         self._log = EngineLog()
@@ -124,7 +133,7 @@ class LlamaServer:
         stream = self._running.stdout
         if stream is None:
             return
-        for line in stream:
+        for line in map(plain_line, stream):
             with self._lock:
                 self._lines.append(line)
                 self._log = read_line(self._log, line)
@@ -232,10 +241,11 @@ class LlamaServer:
         if process is None:
             return
         try:
-            if process.poll() is None:
+            grace_s = STOP_GRACE_S if self._stop_grace_s is None else self._stop_grace_s
+            if grace_s and process.poll() is None:
                 _signal_all(process, "SIGINT")
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=STOP_GRACE_S)
+                    process.wait(timeout=grace_s)
         finally:  # also when a second Ctrl-C comes while we wait
             _signal_all(process, "SIGKILL")
             process.wait()

@@ -20,6 +20,7 @@ from planner.memory import Allocation, MemoryPlan
 from planner.model import Model
 from planner.model.gguf import LongArray, MetadataValue
 from planner.model.hyperparameters import Hyperparameters
+from planner.reconcile.dry_comparison import DryComparison
 from planner.reconcile.reconciliation import Reconciliation, Row
 
 SCHEMA_VERSION = 1
@@ -102,13 +103,26 @@ def hardware_document(hardware: Hardware) -> Document:
     }
 
 
-def plan_document(model: Model, plan: MemoryPlan) -> Document:
-    """One prediction."""
+def plan_document(model: Model, plan: MemoryPlan, comparison: DryComparison | None = None) -> Document:
+    """One prediction; with llama.cpp's dry run beside it where one was made."""
     return {
         "schema_version": SCHEMA_VERSION,
         "model": model_document(model),
         "hardware": hardware_document(plan.hardware),
         **_plan_body(plan),
+        **({} if comparison is None else {"dry_run": _dry_run_document(comparison)}),
+    }
+
+
+def _dry_run_document(comparison: DryComparison) -> Document:
+    return {
+        "way": comparison.dry_run.way,
+        "build": comparison.dry_run.build,
+        "refusal": comparison.dry_run.refusal,
+        "rows": [
+            {**asdict(row), "delta_bytes": row.delta_bytes, "beyond_range": row.beyond_range} for row in comparison.rows
+        ],
+        "warnings": list(comparison.warnings),
     }
 
 

@@ -19,7 +19,8 @@ Component = Literal[
 ]
 """What bytes are for; the words of the user interface, in its order."""
 
-Certainty = Literal["exact", "estimated", "learned"]
+Certainty = Literal["exact", "estimated", "learned", "dry run"]
+"""`dry run`: llama.cpp itself says so, of this machine and its build."""
 
 
 class Verdict(StrEnum):

@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from planner.errors import ModelError
 from planner.model.ggml_types import type_named
-from planner.model.gguf import DEFAULT_ALIGNMENT, TensorInfo
+from planner.model.gguf import DEFAULT_ALIGNMENT, GgufHeader, TensorInfo
+from planner.model.shards import shard_files
 from planner.units import pad
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
     from planner.model.catalogue import CatalogueEntry
+    from planner.model.model import Model
 
 GHOST_KEY = "planner.ghost"
 """The metadata key, true, by which a ghost is known."""
@@ -139,19 +141,69 @@ def temporary_ghost(entry: CatalogueEntry, directory: Path | None = None) -> Ite
     The ghost gets a fresh folder of its own in `directory`, by default in the person's cache: the system's
     temporary directory may be in RAM, and the ghost's pages would then be counted as the machine's own.
     """
-    parent = _default_directory() if directory is None else directory
+    with _own_folder(entry.name, directory) as folder:
+        yield write_ghost(entry, folder)
+
+
+@contextmanager
+def whole_file(model: Model, directory: Path | None = None) -> Iterator[Path]:
+    """Yield a file of this model that llama.cpp opens: its own, or, where that is cut off behind its header, a
+    copy of the header with a hole behind it, which is deleted afterwards.
+
+    Raises `ModelError` where the copy cannot be written, or would fill the disk.
+    """
+    headers = (model.header, *model.further_headers)
+    files = shard_files(model.path, len(headers)) if model.further_headers else (model.path,)
+    if all(_size(file) >= header.file_bytes for file, header in zip(files, headers, strict=True)):
+        yield model.path
+        return
+    with _own_folder(model.path.stem, directory) as folder:
+        for file, header in zip(files, headers, strict=True):
+            _copy_header(file, header, folder / file.name)
+        yield folder / files[0].name
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}.") from None
+
+
+_WORTH_A_HOLE_BYTES = 1 << 20
+"""A smaller hole may be shorter than a block of the disk, and costs nothing if it is filled."""
+
+
+def _copy_header(source: Path, header: GgufHeader, target: Path) -> None:
+    try:
+        with source.open("rb") as file:
+            target.write_bytes(file.read(header.data_offset))
+        _make_hole(target, header.file_bytes)
+        if header.file_bytes - header.data_offset > _WORTH_A_HOLE_BYTES:
+            _require_hole(target, header.data_offset)
+    except OSError as error:
+        raise ModelError(
+            f"Cannot write a copy of the header of {source} in {target.parent}: {error.strerror}.",
+            "Use a directory with a few free megabytes.",
+        ) from error
+
+
+@contextmanager
+def _own_folder(name: str, parent: Path | None) -> Iterator[Path]:
+    """A fresh folder, deleted afterwards; by default in the person's cache."""
+    parent = _default_directory() if parent is None else parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
         # On Windows a server that is still exiting keeps the file open; the block's result matters more.
         _sweep(parent)
-        prefix = f"{entry.name}.{os.getpid()}."
+        prefix = f"{name}.{os.getpid()}."
         folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
     except OSError as error:
         raise ModelError(
             f"Cannot make a folder for the ghost in {parent}: {error.strerror}.", "Check its permissions."
         ) from error
-    with folder as name:
-        yield write_ghost(entry, Path(name))
+    with folder as path:
+        yield Path(path)
 
 
 def _sweep(parent: Path) -> None:

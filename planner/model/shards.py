@@ -40,7 +40,7 @@ def read_files(path: Path) -> dict[Path, GgufHeader]:
         return {path: header}
     files = {
         file: _numbered(header if file == path else read_header(file), index)
-        for index, file in enumerate(_shard_files(path, count))
+        for index, file in enumerate(shard_files(path, count))
     }
     _check_together(path, files)
     return files
@@ -76,7 +76,8 @@ def _numbered(header: GgufHeader, shard: int) -> GgufHeader:
     return replace(header, tensors=tuple(replace(tensor, shard=shard) for tensor in header.tensors))
 
 
-def _shard_files(path: Path, count: int) -> tuple[Path, ...]:
+def shard_files(path: Path, count: int) -> tuple[Path, ...]:
+    """All files of a split model, whichever of them `path` is. Raises ModelError naming those that are missing."""
     match = _NAME.match(path.name)
     if match is None or int(match["count"]) != count:
         raise ModelError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from gguf import GGUFWriter
 
 from planner import Hardware, Launch, Model, Verdict, predict
 from planner.errors import ModelError
+from planner.model.ghost import whole_file
 from planner.units import GIB
 
 NAMES = [f"small-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
@@ -186,3 +188,28 @@ def test_parts_of_one_model_without_the_first_name_it(shards: list[Path]) -> Non
 
 def test_a_whole_model_has_a_plan(shards: list[Path]) -> None:
     assert predict(Model.open(shards[2]), Launch(), Hardware.simulate(ram=64 * GIB)).verdict is Verdict.FITS
+
+
+def test_a_model_that_is_whole_is_its_own_file(shards: list[Path]) -> None:
+    with whole_file(Model.open(shards[2])) as path:
+        assert path == shards[0]
+
+
+def test_parts_that_are_cut_off_are_made_whole_as_copies_with_holes(shards: list[Path], tmp_path: Path) -> None:
+    model = Model.open(shards[0])
+    os.truncate(shards[1], model.further_headers[0].data_offset)
+    copies = tmp_path / "copies"
+    with whole_file(Model.open(shards[0], header_only=True), copies) as path:
+        assert path.is_relative_to(copies)
+        assert Model.open(path).tensors == model.tensors
+    assert list(copies.iterdir()) == []
+
+
+def test_a_copy_that_cannot_be_written_is_a_sentence(shards: list[Path], tmp_path: Path) -> None:
+    os.truncate(shards[1], Model.open(shards[0]).further_headers[0].data_offset)
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ModelError, match="Cannot make a folder"),
+        whole_file(Model.open(shards[0], header_only=True), tmp_path / "file" / "below"),
+    ):
+        pass

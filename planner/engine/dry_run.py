@@ -1,0 +1,65 @@
+"""`dry_run`: llama.cpp's own accounting of a launch, nothing allocated, whoever is there to ask.
+
+Two ways behind one interface: any llama-server (`dry_run_server.py`, about half a second each, whole MiB), and
+the embedded library (`dry_run_library.py`, milliseconds each once the model is open, 0.01 MiB).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from planner.engine.dry_figures import DryFigure, DryRun
+from planner.engine.dry_run_cache import DryRunCache, answer_key
+from planner.engine.dry_run_library import Library, library_is_here
+from planner.engine.dry_run_server import server_dry_run
+from planner.engine.find import Engine
+from planner.launch import Launch
+from planner.model.model import Model
+
+__all__ = ["DryFigure", "DryRun", "DryRunCache", "Library", "dry_run", "library_is_here"]
+
+
+@lru_cache(maxsize=1)
+def _shared_cache() -> DryRunCache:
+    return DryRunCache()
+
+
+def dry_run(
+    model: Model,
+    launch: Launch,
+    engine: Engine | Library,
+    *,
+    cache: DryRunCache | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> DryRun:
+    """What llama.cpp would reserve for this launch. A question that was answered before starts nothing.
+
+    A model that is only a header is asked about as the whole: the file's hole takes no disk. Raises EngineError
+    where llama.cpp gives no answer; that it refuses the launch is an answer.
+    """
+    cache = cache or _shared_cache()
+    key = _key(model, launch, engine)
+    known = cache.get(key) if key else None
+    if known is not None:
+        return known
+    if isinstance(engine, Library):
+        answer = engine.dry_run(model, launch)
+    else:
+        answer = server_dry_run(model, launch, engine, cancelled=cancelled)
+    if key:
+        cache.put(key, answer)
+    return answer
+
+
+def _key(model: Model, launch: Launch, engine: Engine | Library) -> str:
+    """What the answer is kept under; empty where it depends on the moment: llama.cpp splits a model over several
+    devices by their free memory.
+    """
+    if isinstance(engine, Library):
+        return answer_key(model, f"{engine.build} {engine.identity}", launch)
+    if len(engine.devices) > 1 and launch.split_mode != "none" and not launch.tensor_split:
+        return ""
+    devices = " ".join(f"{device.name} {device.total_bytes}" for device in engine.devices)
+    status = engine.path.stat()
+    return answer_key(model, f"{engine.build} {status.st_size} {status.st_mtime_ns} {devices}", launch)
