@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option("--header-only", is_flag=True, help="Accept a file that is cut off behind its header.")
 @click.option("--dry-run", "asked", is_flag=True, help="Ask llama.cpp, too: it counts and allocates nothing.")
 @click.option(
-    "--engine", type=click.Path(path_type=Path), metavar="PATH", help="The llama-server to ask, as for devices."
+    "--engine", type=click.Path(path_type=Path), metavar="PATH", help="The llama-server to ask, or whose devices count."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def plan(

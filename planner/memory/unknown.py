@@ -38,7 +38,7 @@ def guess_plan(model: Model, launch: Launch, hardware: Hardware) -> MemoryPlan:
         missing=(
             f"The architecture {model.architecture!r} is not known to this version: its weights are exact, "
             f"{_about_kv(model, context, kv)}, its compute buffers are not known. "
-            "llama.cpp may know it: planner --measure MODEL --force asks."
+            "llama.cpp may know it: planner plan MODEL --dry-run asks."
         ),
     )
 

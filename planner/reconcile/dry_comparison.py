@@ -17,6 +17,11 @@ _KNOWN_TO_LLAMA_CPP: tuple[Component, ...] = ("weights", "kv", "state", "compute
 _TAKEN_OVER: tuple[Component, ...] = ("kv", "state", "compute", "output")
 """Not the weights: a dry run counts them as read, and a launch may map them."""
 
+_STILL_MISSING = (
+    "This version does not know the architecture, and llama.cpp does: its own figures are in the table. What the "
+    "process holds beside them, and what grows later, is not known."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRow:
@@ -73,6 +78,8 @@ def compare(model: Model, plan: MemoryPlan, dry_run: DryRun) -> DryComparison:
     rows = _rows(model, plan, dry_run)
     for row in rows:
         plan = _taken_over(plan, row)
+    if model.rules is None:
+        plan = replace(plan, missing=_STILL_MISSING)
     return DryComparison(dry_run=dry_run, rows=rows, plan=plan)
 
 

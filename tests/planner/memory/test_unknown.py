@@ -8,6 +8,8 @@ import made
 import pytest
 
 from planner import Hardware, Launch, MemoryPlan, Model, Verdict, predict
+from planner.engine.dry_figures import DryFigure, DryRun
+from planner.reconcile.dry_comparison import compare
 from planner.units import GIB, MIB
 
 LARGE = Hardware.simulate(ram=1024 * GIB)
@@ -38,8 +40,8 @@ def test_its_weights_are_exact_and_its_cache_is_a_range() -> None:
     plan = predict(model, LAUNCH, LARGE)
     assert reason(plan) == (
         "The architecture 'tomorrow' is not known to this version: its weights are exact, its KV cache is a range "
-        "from the shapes of its tensors, its compute buffers are not known. llama.cpp may know it: planner "
-        "--measure MODEL --force asks."
+        "from the shapes of its tensors, its compute buffers are not known. llama.cpp may know it: "
+        "planner plan MODEL --dry-run asks."
     )
     assert plan.bytes(component="weights") == model.tensor_bytes
     [cache] = [allocation for allocation in plan.allocations if allocation.component == "kv"]
@@ -79,7 +81,7 @@ def test_a_trained_context_that_is_missing_is_said_to_be(length: object) -> None
     assert reason(plan) == (
         "The architecture 'tomorrow' is not known to this version: its weights are exact, its context is not named "
         "(tomorrow.context_length; --ctx-size says one), nor its KV cache, its compute buffers are not known. "
-        "llama.cpp may know it: planner --measure MODEL --force asks."
+        "llama.cpp may know it: planner plan MODEL --dry-run asks."
     )
     assert plan.context is None
     assert plan.bytes() == plan.bytes(component="weights") == model.tensor_bytes
@@ -121,3 +123,13 @@ def test_a_device_that_is_not_there_is_refused_for_every_architecture() -> None:
         plan = predict(model, Launch(device="CUDA7"), LARGE)
         assert plan.verdict is Verdict.REFUSED
         assert "'CUDA7'" in plan.verdict_reason
+
+
+def test_where_llama_cpp_knows_it_its_own_figures_are_taken_and_no_verdict_is_claimed() -> None:
+    model = tomorrow()
+    size = 18 * MIB
+    figure = DryFigure(device="CPU", components=("compute",), size_bytes=size, low_bytes=size, high_bytes=size)
+    answer = DryRun(way="llama-server", build="abc1234", figures=(figure,))
+    plan = compare(model, predict(model, LAUNCH, LARGE), answer).plan
+    assert plan.bytes(component="compute") == size
+    assert "its own figures are in the table" in reason(plan)
