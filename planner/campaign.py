@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from planner.engine.dry_run import DryRun, dry_run
 from planner.engine.find import Engine
 from planner.errors import DoesNotFitError, EngineError
 from planner.export.command import shell_command
@@ -139,6 +140,7 @@ def run_campaign(
         def report(progress: Progress, index: int = index) -> None:
             on_progress(index, progress)
 
+        told = _told(model, launch, engine, cancelled)
         try:
             measurement = measure(
                 model,
@@ -151,7 +153,7 @@ def run_campaign(
         except EngineError as error:
             failed.append(Failure(launch, error))
             continue
-        run = reconcile(plan, measurement)
+        run = reconcile(plan, measurement, told)
         if record is not None:
             record.append(model, run, run_document(run))
         runs.append(run)
@@ -177,6 +179,14 @@ def _plan(model: Model, launch: Launch, hardware: Hardware, engine: Engine, reco
     if overhead is None:
         return plan
     return predict(model, launch, hardware, overhead_bytes=overhead, prompt_tokens=prompt_tokens)
+
+
+def _told(model: Model, launch: Launch, engine: Engine, cancelled: Callable[[], bool]) -> DryRun | None:
+    """What the engine says of the launch before it runs; None where it makes no dry run. It is a help, no condition."""
+    try:
+        return dry_run(model, launch, engine, cancelled=cancelled)
+    except EngineError:
+        return None
 
 
 def _unmeasured(plan: MemoryPlan) -> Candidate:

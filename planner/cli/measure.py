@@ -27,7 +27,7 @@ from planner.model.discover import find_models, usual_folders
 from planner.model.ghost import temporary_ghost
 from planner.reconcile.reconciliation import Reconciliation, Row
 from planner.reconcile.record import Record, default_folder
-from planner.units import format_bytes, format_mib
+from planner.units import MIB, format_bytes, format_mib
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -174,7 +174,7 @@ def _opening(model: Model, why: str, hardware: Hardware, engine: Engine) -> str:
     return "\n".join(lines)
 
 
-_RUN_HEADER = ("MiB", "predicted", "llama.cpp", "delta", "cause")
+_RUN_HEADER = ("MiB", "predicted", "dry run", "measured", "delta", "cause")
 
 
 def render_run(run: Reconciliation) -> str:
@@ -186,7 +186,7 @@ def render_run(run: Reconciliation) -> str:
     parts = [
         "",
         f"━━ {launch_summary(measurement.launch, run.plan)}",
-        render_table(_RUN_HEADER, map(_row, run.reserved), "lrrrl"),
+        render_table(_RUN_HEADER, map(_reserved_row, run.reserved), "lrrrrl"),
         "",
         render_table(("MiB", "predicted", "measured", "delta", "cause"), [_row(run.resident)], "lrrrl"),
         labelled(
@@ -210,7 +210,13 @@ def _speed(speed: Speed) -> str:
     )
 
 
-def _row(row: Row) -> tuple[str, str, str, str, str]:
+def _reserved_row(row: Row) -> tuple[str, ...]:
+    name, predicted, *rest = _row(row)
+    # llama.cpp's dry run prints whole MiB.
+    return (name, predicted, "" if row.dry_run_bytes is None else f"{row.dry_run_bytes // MIB:,}", *rest)
+
+
+def _row(row: Row) -> tuple[str, ...]:
     delta = row.delta_bytes
     return (
         row.component,

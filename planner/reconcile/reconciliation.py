@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from planner.engine.dry_figures import DryRun
 from planner.engine.log import ROUNDING_BYTES, Buffer, BufferKind, EngineLog
 from planner.hardware import CPU_DEVICE
 from planner.measure.measurement import Measurement
@@ -26,6 +27,8 @@ class Row:
     component: str
     """`weights (CPU_Mapped)`, `kv`, ..., `resident`."""
     predicted_bytes: int
+    dry_run_bytes: int | None = None
+    """What llama.cpp said before the run, in whole MiB, rounded down; None where it was not asked or did not say."""
     measured_bytes: int | None
     """What llama.cpp reserved or the process held; None when neither said."""
     rounding_bytes: int = 0
@@ -54,19 +57,19 @@ class Reconciliation:
     """What the process held beside everything that the plan names; None where it could not be told."""
 
 
-def reconcile(plan: MemoryPlan, measurement: Measurement) -> Reconciliation:
-    """Hold a run against its prediction."""
+def reconcile(plan: MemoryPlan, measurement: Measurement, dry_run: DryRun | None = None) -> Reconciliation:
+    """Hold a run against its prediction, beside what llama.cpp itself said of the launch before it."""
     learned = _learned_overhead(plan, measurement)
     return Reconciliation(
         plan=plan,
         measurement=measurement,
-        reserved=tuple(_reserved_rows(plan, measurement.log)),
+        reserved=tuple(_reserved_rows(plan, measurement.log, dry_run)),
         resident=_resident_row(plan, measurement, learned),
         learned_overhead_bytes=learned,
     )
 
 
-def _reserved_rows(plan: MemoryPlan, log: EngineLog) -> list[Row]:
+def _reserved_rows(plan: MemoryPlan, log: EngineLog, dry_run: DryRun | None) -> list[Row]:
     rows = [_weights_row(plan, log, buffer) for buffer in _weight_buffers(plan, log)]
     devices = list(dict.fromkeys([*(a.device for a in plan.allocations), *(b.placed_on for b in log.buffers)]))
     for kind in _KINDS:
@@ -74,8 +77,19 @@ def _reserved_rows(plan: MemoryPlan, log: EngineLog) -> list[Row]:
             allocations = [a for a in plan.allocations if a.device == device and _kind_of(a) == kind]
             logged = [buffer for buffer in log.of_kind(kind) if buffer.placed_on == device]
             if allocations or logged:
-                rows.append(_kind_row(kind, device if len(devices) > 1 else "", allocations, logged, log))
+                row = _kind_row(kind, device if len(devices) > 1 else "", allocations, logged, log)
+                rows.append(replace(row, dry_run_bytes=_dry_bytes(plan, dry_run, kind, device)))
     return rows
+
+
+def _dry_bytes(plan: MemoryPlan, dry_run: DryRun | None, kind: BufferKind, device: str) -> int | None:
+    """llama.cpp's figure for this kind; None where it gave one sum for this and others that are there, too."""
+    figure = (
+        next((f for f in dry_run.figures if f.device == device and kind in f.components), None) if dry_run else None
+    )
+    if figure is None or any(plan.bytes(component=c, device=device) for c in figure.components if c != kind):
+        return None
+    return figure.size_bytes
 
 
 _KINDS: tuple[BufferKind, ...] = ("kv", "state", "compute", "output")

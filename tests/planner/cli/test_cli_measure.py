@@ -108,7 +108,7 @@ class TestMeasuring:
         assert "no model was named or found here. This is a ghost" in " ".join(result.stdout.split())
         assert "its answers are not" in " ".join(result.stdout.split())
         assert "Use       the f16 cache" in result.stdout
-        assert [path.name for path in files_below(own_home)] == ["measurements.jsonl"]
+        assert {path.name for path in files_below(own_home)} == {"dry_runs.jsonl", "measurements.jsonl"}
         assert files_below(tmp_path) == []
         assert_no_server_is_left()
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from planner import Hardware, Launch, MemoryPlan, Model, predict
+from planner.engine.dry_figures import DryFigure, DryRun
 from planner.engine.log import Buffer, EngineLog
 from planner.measure import Measurement
+from planner.memory import Component
 from planner.model.gguf import GgufHeader
 from planner.reconcile.reconciliation import UNEXPLAINED, Row, reconcile
 from planner.units import MIB
@@ -193,3 +195,20 @@ def test_a_system_that_does_not_tell_is_not_held_against_the_plan(plan: MemoryPl
     assert reconciliation.resident.cause == "this system does not say what a process holds"
     assert reconciliation.resident.delta_bytes is None
     assert reconciliation.learned_overhead_bytes is None
+
+
+def test_what_llama_cpp_said_before_stands_between_prediction_and_measurement(
+    plan: MemoryPlan, measured: Measure
+) -> None:
+    def said(*components: Component) -> DryFigure:
+        return DryFigure(device="CPU", components=components, size_bytes=MIB, low_bytes=MIB, high_bytes=2 * MIB - 1)
+
+    told = DryRun(way="llama-server", build="abc1234", figures=(said("kv", "state"), said("compute")))
+    rows = {row.component: row.dry_run_bytes for row in reconcile(plan, measured(plan), told).reserved}
+    assert (rows["kv"], rows["compute"], rows["output"]) == (MIB, MIB, None)
+
+
+def test_one_sum_for_two_kinds_that_are_both_there_is_told_of_neither(plan: MemoryPlan, measured: Measure) -> None:
+    figure = DryFigure(device="CPU", components=("kv", "compute"), size_bytes=MIB, low_bytes=MIB, high_bytes=MIB)
+    told = DryRun(way="llama-server", build="abc1234", figures=(figure,))
+    assert {row.dry_run_bytes for row in reconcile(plan, measured(plan), told).reserved} == {None}
