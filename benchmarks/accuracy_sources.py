@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,25 +98,55 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file)
 
 
-def architecture_cases(folder: Path) -> Iterator[Case]:
-    """`archs/`: small models of 122 architectures under 8 settings each."""
+def launch_of(row: Mapping[str, str]) -> Launch:
+    """The launch that the columns of a table name."""
+    return Launch(
+        ctx_size=int(row["ctx_size"]),
+        parallel=int(row["parallel"]),
+        kv_unified=row["kv_unified"] == "1",
+        cache_type_k=row["cache_type_k"],  # type: ignore[arg-type]
+        cache_type_v=row["cache_type_v"],  # type: ignore[arg-type]
+        flash_attn=row["flash_attn"],  # type: ignore[arg-type]
+        ubatch_size=int(row.get("ubatch_size") or row["ubatch"]),
+        swa_full=row["swa_full"] == "1",
+        embeddings=row.get("embeddings") == "1",
+    )
+
+
+def full_size_launch(case: Mapping[str, Any]) -> Launch:
+    """The launch of a case of `fullsize/truth.csv`, which speaks as the library does."""
+    return Launch(
+        ctx_size=case["n_ctx"],
+        parallel=case["n_seq_max"],
+        kv_unified=case.get("kv_unified", False),
+        cache_type_k=case.get("type_k", "f16"),
+        cache_type_v=case.get("type_v", "f16"),
+        flash_attn=case.get("fa", "auto"),
+        swa_full=case.get("swa_full", True),
+    )
+
+
+def full_size_models(folder: Path) -> dict[str, Model]:
+    """The models of `fullsize/`, by name."""
+    metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+    return {name: model_from_metadata(name, keys) for name, keys in metadata.items()}
+
+
+def architecture_rows(folder: Path) -> Iterator[tuple[str, dict[str, str], Model, Launch]]:
+    """The rows of `archs/truth.csv`: a name for each, the row, its model and its launch."""
     models: dict[str, Model] = {}
     for row in _rows(folder / "truth.csv"):
-        name = row["file"]
-        if name not in models:
-            models[name] = Model.open(folder / name, header_only=True)
-        launch = Launch(
-            ctx_size=int(row["ctx_size"]),
-            parallel=int(row["parallel"]),
-            kv_unified=row["kv_unified"] == "1",
-            cache_type_k=row["cache_type_k"],  # type: ignore[arg-type]
-            cache_type_v=row["cache_type_v"],  # type: ignore[arg-type]
-            flash_attn=row["flash_attn"],  # type: ignore[arg-type]
-            ubatch_size=int(row["ubatch"]),
-            swa_full=row["swa_full"] == "1",
-        )
+        file = row["file"]
+        if file not in models:
+            models[file] = Model.open(folder / file, header_only=True)
         settings = " ".join(f"{key}={row[key]}" for key in list(row)[1:9])
-        yield _architecture_case(f"{name} {settings}", models[name], launch, row)
+        yield f"{file} {settings}", row, models[file], launch_of(row)
+
+
+def architecture_cases(folder: Path) -> Iterator[Case]:
+    """`archs/`: small models of 122 architectures under 8 settings each."""
+    for name, row, model, launch in architecture_rows(folder):
+        yield _architecture_case(name, model, launch, row)
 
 
 def _architecture_case(name: str, model: Model, launch: Launch, row: Mapping[str, str]) -> Case:
@@ -153,19 +183,12 @@ def _cache_figures(ours: Iterable[KvCache], theirs: list[dict[str, Any]]) -> Ite
 
 def full_size_cases(folder: Path) -> Iterator[Case]:
     """`fullsize/`: context bytes of 26 full-size models under 7 settings each, and of MTP contexts."""
-    metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
-    models = {name: model_from_metadata(name, keys) for name, keys in metadata.items()}
+    models = full_size_models(folder)
     for row in _rows(folder / "truth.csv"):
         model, case = models[row["model"]], json.loads(row["case"])
         ahead = case.get("ctx_type") == 1
-        launch = Launch(
-            ctx_size=case["n_ctx"],
-            parallel=case["n_seq_max"],
-            kv_unified=case.get("kv_unified", False),
-            cache_type_k=case.get("type_k", "f16"),
-            cache_type_v=case.get("type_v", "f16"),
-            flash_attn=case.get("fa", "auto"),
-            swa_full=case.get("swa_full", True),
+        launch = replace(
+            full_size_launch(case),
             spec_type="draft-mtp" if ahead or case.get("n_rs_seq") else "none",
             spec_draft_n_max=case.get("n_rs_seq", 3),
         )
@@ -261,21 +284,7 @@ def server_cases(models: Mapping[str, Model]) -> Iterator[Case]:
 def server_launches(models: Mapping[str, Model]) -> Iterator[tuple[dict[str, str], Model, Launch]]:
     """The rows of `tests/data/server_compute.csv`, with the model and the launch of each."""
     for row in _rows(SERVER_RESERVED):
-        yield (
-            row,
-            models[row["model"]],
-            Launch(
-                ctx_size=int(row["ctx_size"]),
-                parallel=int(row["parallel"]),
-                kv_unified=row["kv_unified"] == "1",
-                cache_type_k=row["cache_type_k"],  # type: ignore[arg-type]
-                cache_type_v=row["cache_type_v"],  # type: ignore[arg-type]
-                flash_attn=row["flash_attn"],  # type: ignore[arg-type]
-                ubatch_size=int(row["ubatch_size"]),
-                swa_full=row["swa_full"] == "1",
-                embeddings=row["embeddings"] == "1",
-            ),
-        )
+        yield row, models[row["model"]], launch_of(row)
 
 
 def server_name(row: Mapping[str, str]) -> str:

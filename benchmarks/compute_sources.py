@@ -15,7 +15,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.accuracy_sources import model_from_metadata, server_launches, server_name
+from benchmarks.accuracy_sources import (
+    architecture_rows,
+    full_size_launch,
+    full_size_models,
+    model_from_metadata,
+    server_launches,
+    server_name,
+)
 from benchmarks.evidence import CARD, MODELS
 from benchmarks.ghosts import ghost, grow
 from benchmarks.live_sources import OTHER_LIBRARY, random_launches, settings_of
@@ -173,14 +180,9 @@ def server_compute(models: Mapping[str, Model]) -> Iterator[Reserved]:
             )
 
 
-def _full_size_models(folder: Path) -> dict[str, Model]:
-    metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
-    return {name: model_from_metadata(name, keys) for name, keys in metadata.items()}
-
-
 def one_device_compute(folder: Path) -> Iterator[Reserved]:
     """`fullsize/compute_one_device.csv`: everything on one RPC device, one row of logits."""
-    models = _full_size_models(folder)
+    models = full_size_models(folder)
     for row in _rows(folder / "compute_one_device.csv"):
         model = models[row["model"]]
         # The library keeps whole windows.
@@ -202,25 +204,16 @@ def one_device_compute(folder: Path) -> Iterator[Reserved]:
 
 def full_size_compute(folder: Path) -> Iterator[Reserved]:
     """`fullsize/truth.csv`: on the CPU, with the logits of a whole ubatch."""
-    models = _full_size_models(folder)
+    models = full_size_models(folder)
     for row in _rows(folder / "truth.csv"):
         case = json.loads(row["case"])
         if row["compute_bytes"] in ("", "null") or "ctx_type" in case:
             continue
-        launch = Launch(
-            ctx_size=case["n_ctx"],
-            parallel=case["n_seq_max"],
-            kv_unified=case.get("kv_unified", False),
-            cache_type_k=case.get("type_k", "f16"),
-            cache_type_v=case.get("type_v", "f16"),
-            flash_attn=case.get("fa", "auto"),
-            swa_full=case["swa_full"],
-        )
         model = models[row["model"]]
         yield Reserved(
             name=f"{row['model']} {row['case']}",
             model=model,
-            launch=launch,
+            launch=full_size_launch(case),
             hardware=machine(),
             expected=json.loads(row["compute_bytes"]),
             outputs=LIBRARY_OUTPUTS,
@@ -229,28 +222,12 @@ def full_size_compute(folder: Path) -> Iterator[Reserved]:
 
 def architecture_compute(folder: Path) -> Iterator[Reserved]:
     """`archs/truth.csv`: tiny models of 122 architectures, in a dry run (the first of three passes alone)."""
-    models: dict[str, Model] = {}
-    for row in _rows(folder / "truth.csv"):
-        name = row["file"]
-        if name not in models:
-            models[name] = Model.open(folder / name, header_only=True)
-        model = models[name]
+    for name, row, model, launch in architecture_rows(folder):
         if row["context"] == "0" or not row["compute_mib"]:
             continue
-        launch = Launch(
-            ctx_size=int(row["ctx_size"]),
-            parallel=int(row["parallel"]),
-            kv_unified=row["kv_unified"] == "1",
-            cache_type_k=row["cache_type_k"],  # type: ignore[arg-type]
-            cache_type_v=row["cache_type_v"],  # type: ignore[arg-type]
-            flash_attn=row["flash_attn"],  # type: ignore[arg-type]
-            ubatch_size=int(row["ubatch"]),
-            swa_full=row["swa_full"] == "1",
-        )
-        settings = " ".join(f"{key}={row[key]}" for key in list(row)[1:9])
         expected = {device: size * MIB for device, size in json.loads(row["compute_mib"]).items()}
         yield Reserved(
-            name=f"{name} {settings}",
+            name=name,
             model=model,
             launch=launch,
             hardware=machine(),

@@ -21,6 +21,14 @@ def format_mib(size_bytes: int) -> str:
     return f"{size_bytes / MIB:,.2f}"
 
 
+def signed_mib(delta_bytes: int) -> str:
+    """A difference with its sign; none where it rounds to nothing."""
+    text = format_mib(delta_bytes)
+    if not text.strip("-0.,"):
+        return "0.00"
+    return text if text.startswith("-") else f"+{text}"
+
+
 def format_bytes(size_bytes: int) -> str:
     """A size a person reads at a glance: `640 KiB`, `235.2 MiB`, `15.8 GiB`."""
     if abs(size_bytes) < MIB:

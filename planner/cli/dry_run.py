@@ -14,7 +14,7 @@ from planner.hardware import Hardware
 from planner.launch import Launch
 from planner.model import Model
 from planner.reconcile.dry_comparison import DryComparison, DryRow
-from planner.units import format_mib
+from planner.units import format_mib, signed_mib
 
 
 def find_answerer(option: Path | None) -> Engine | None:
@@ -67,6 +67,6 @@ def _row(row: DryRow) -> tuple[str, ...]:
         row.device,
         format_mib(row.predicted_bytes),
         "" if row.figure is None else format_mib(row.figure.size_bytes),
-        "" if delta is None else f"{delta / (1 << 20):+,.2f}" if delta else "0.00",
+        "" if delta is None else signed_mib(delta),
         row.note,
     )

@@ -27,7 +27,7 @@ from planner.model.discover import find_models, usual_folders
 from planner.model.ghost import temporary_ghost
 from planner.reconcile.reconciliation import Reconciliation, Row
 from planner.reconcile.record import Record, default_folder
-from planner.units import MIB, format_bytes, format_mib
+from planner.units import MIB, format_bytes, format_mib, signed_mib
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -222,16 +222,9 @@ def _row(row: Row) -> tuple[str, ...]:
         row.component,
         format_mib(row.predicted_bytes),
         _mib(row.measured_bytes),
-        "" if delta is None else _signed(delta),
+        "" if delta is None else signed_mib(delta),
         row.cause,
     )
-
-
-def _signed(delta_bytes: int) -> str:
-    text = format_mib(delta_bytes)
-    if float(text.replace(",", "")) == 0:
-        return "0.00"
-    return text if text.startswith("-") else f"+{text}"
 
 
 def _mib(size_bytes: int | None) -> str:

@@ -58,13 +58,15 @@ def plan(
     """
     launch = launch_from(options, pasted=is_pasted(words))
     _check_machine(ram, vram, engine, asked=asked)
-    hardware = _hardware(ram, vram, engine, launch)
+    hardware = _hardware(ram, vram)
     opened = Model.open(chosen_model(words, model), header_only=header_only)
     comparison = None
     if asked:
         comparison = _dry_run(opened, launch, hardware, engine, here=ram is None)
         prediction = comparison.plan
     else:
+        if engine or (ram is None and vram is None and _may_offload(hardware, launch)):
+            hardware = _with_accelerators(hardware, engine)
         prediction = _predict(opened, _with_layers(opened, launch, hardware), hardware)
     if as_json:
         _print_document(opened, prediction, comparison)
@@ -128,16 +130,18 @@ def _dry_run(model: Model, launch: Launch, hardware: Hardware, engine: Path | No
     from planner.reconcile.dry_comparison import compare
 
     answerer = find_answerer(engine)
-    if here:
+    if here and answerer is None and _may_offload(hardware, launch):
+        hardware = _with_accelerators(hardware, None)  # no server tells of any: this says why
+    elif here:
         hardware = machine_asked(answerer, hardware)
     launch = _with_layers(model, launch, hardware)
     return compare(model, _predict(model, launch, hardware), ask(model, launch, answerer, hardware))
 
 
-def _hardware(ram: str | None, vram: str | None, engine: Path | None, launch: Launch) -> Hardware:
+def _hardware(ram: str | None, vram: str | None) -> Hardware:
     here = Hardware.detect()
     if ram is None and vram is None:
-        return _with_accelerators(here, engine) if engine or _may_offload(here, launch) else here
+        return here
     return Hardware.simulate(
         ram=parse_size(ram) if ram else here.host.usable_bytes or 0,
         vram=[parse_size(size) for size in vram.split(",")] if vram else (),

@@ -7,6 +7,7 @@ says what the process holds, as one sum. Errors must not cancel, so no total sta
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from planner.engine.dry_figures import DryRun
 from planner.engine.log import ROUNDING_BYTES, Buffer, BufferKind, EngineLog
@@ -14,6 +15,9 @@ from planner.hardware import CPU_DEVICE
 from planner.measure.measurement import Measurement
 from planner.memory import Allocation, MemoryPlan
 from planner.units import MIB, format_bytes
+
+_Kind = Literal["kv", "state", "compute", "output"]
+"""Both a component of a plan and a kind of buffer in the log."""
 
 UNEXPLAINED = "unexplained"
 RESIDENT_TOLERANCE = 0.02
@@ -82,17 +86,15 @@ def _reserved_rows(plan: MemoryPlan, log: EngineLog, dry_run: DryRun | None) -> 
     return rows
 
 
-def _dry_bytes(plan: MemoryPlan, dry_run: DryRun | None, kind: BufferKind, device: str) -> int | None:
+def _dry_bytes(plan: MemoryPlan, dry_run: DryRun | None, kind: _Kind, device: str) -> int | None:
     """llama.cpp's figure for this kind; None where it gave one sum for this and others that are there, too."""
-    figure = (
-        next((f for f in dry_run.figures if f.device == device and kind in f.components), None) if dry_run else None
-    )
+    figure = dry_run.figure(kind, device) if dry_run else None
     if figure is None or any(plan.bytes(component=c, device=device) for c in figure.components if c != kind):
         return None
     return figure.size_bytes
 
 
-_KINDS: tuple[BufferKind, ...] = ("kv", "state", "compute", "output")
+_KINDS: tuple[_Kind, ...] = ("kv", "state", "compute", "output")
 
 
 def _kind_of(allocation: Allocation) -> str:

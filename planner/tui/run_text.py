@@ -6,7 +6,7 @@ from planner.fit import Cell
 from planner.measure import Phase, Progress
 from planner.reconcile.reconciliation import UNEXPLAINED, Reconciliation, Row
 from planner.tui.text import COMPONENTS, Line, Table, align, cell_title
-from planner.units import format_bytes, format_mib, format_tokens
+from planner.units import format_bytes, format_mib, format_tokens, signed_mib
 
 _STAGES: dict[Phase, str] = {
     "starting": "starting llama-server",
@@ -75,14 +75,6 @@ def _outcome(row: Row) -> str:
 def _run_reason(row: Row, witness: str) -> str:
     name = COMPONENTS.get(row.component, row.component)
     return f"{name}: {row.cause or f'the prediction and {witness} agree'}"
-
-
-def signed_mib(delta_bytes: int) -> str:
-    """A difference with its sign; none where it rounds to nothing."""
-    text = format_mib(delta_bytes)
-    if not text.strip("-0.,"):
-        return "0.00"
-    return text if text.startswith("-") else f"+{text}"
 
 
 def speed_line(run: Reconciliation) -> str:

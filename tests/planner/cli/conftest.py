@@ -16,11 +16,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))  # for the fake en
 
 @pytest.fixture(autouse=True)
 def quiet_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An empty folder to stand in, no engine but the embedded one, and threads that sleep when idle."""
+    """An empty folder to stand in, and no engine but the embedded one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PLANNER_ENGINE", raising=False)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     monkeypatch.setenv("COLUMNS", "100")
 
 

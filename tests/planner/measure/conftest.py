@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from measured_run import Run
 
 from planner import Launch, Model
-from planner.engine.find import Engine, find_engine
+from planner.engine.find import Engine
 from planner.measure import Progress, measure
-
-
-@pytest.fixture(scope="session", autouse=True)
-def sleeping_threads() -> Iterator[None]:
-    """Let idle threads of llama.cpp sleep instead of spin: tests share the processor with other tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_WAIT_POLICY", "passive")
-        yield
-
-
-@pytest.fixture(scope="session")
-def engine() -> Engine:
-    """The embedded llama-server."""
-    return find_engine(environment={}, path="")
 
 
 @pytest.fixture(scope="session")

@@ -11,39 +11,26 @@ import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import made
-
+from benchmarks.accuracy_sources import full_size_launch, full_size_models
 from planner import Launch, Model
 from planner.launch import resolve_context
 from planner.memory.graph import GraphSizes, graph_sizes
 from planner.memory.kv import kv_caches
 
 INDEXERS = ("deepseek32", "glm-dsa", "minimax-m3", "deepseek4")
-"""Architectures whose graphs hold the scores of an indexer, which the formula leaves out."""
+"""Architectures whose graphs hold the scores of an indexer: `test_compute.py` holds them against their range."""
 
 
 def full_size(shared: Path) -> Iterator[tuple[Model, Launch, dict[str, str]]]:
     """Every model and launch whose compute buffer was reserved."""
-    metadata: dict[str, dict[str, Any]] = json.loads((shared / "fullsize" / "metadata.json").read_text())
+    models = full_size_models(shared / "fullsize")
     with (shared / "fullsize" / "truth.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     for row in rows:
         case = json.loads(row["case"])
-        if row["compute_bytes"] in ("", "null") or "ctx_type" in case:
-            continue
-        keys = metadata[row["model"]].items()
-        launch = Launch(
-            ctx_size=case["n_ctx"],
-            parallel=case["n_seq_max"],
-            kv_unified=case.get("kv_unified", False),
-            cache_type_k=case.get("type_k", "f16"),
-            cache_type_v=case.get("type_v", "f16"),
-            flash_attn=case.get("fa", "auto"),
-            swa_full=case["swa_full"],
-        )
-        yield made.model({key: tuple(value) if isinstance(value, list) else value for key, value in keys}), launch, row
+        if row["compute_bytes"] not in ("", "null") and "ctx_type" not in case:
+            yield models[row["model"]], full_size_launch(case), row
 
 
 def with_all_logits(model: Model, launch: Launch) -> GraphSizes:

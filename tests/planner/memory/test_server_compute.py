@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.accuracy_sources import launch_of
 from planner import Hardware, Launch, Model, Verdict, predict
 from planner.units import GIB, MIB
 
@@ -14,20 +15,6 @@ MACHINE = Hardware.simulate(ram=1024 * GIB)
 
 with (Path(__file__).parents[2] / "data" / "server_compute.csv").open(newline="") as _file:
     ROWS = list(csv.DictReader(_file))
-
-
-def launch_of(row: dict[str, str]) -> Launch:
-    return Launch(
-        ctx_size=int(row["ctx_size"]),
-        parallel=int(row["parallel"]),
-        kv_unified=row["kv_unified"] == "1",
-        cache_type_k=row["cache_type_k"],  # type: ignore[arg-type]
-        cache_type_v=row["cache_type_v"],  # type: ignore[arg-type]
-        flash_attn=row["flash_attn"],  # type: ignore[arg-type]
-        ubatch_size=int(row["ubatch_size"]),
-        swa_full=row["swa_full"] == "1",
-        embeddings=row["embeddings"] == "1",
-    )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[",".join(list(row.values())[:10]) for row in ROWS])

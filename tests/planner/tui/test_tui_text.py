@@ -17,7 +17,7 @@ from planner.reconcile.record import Record
 from planner.tui import run_text, text
 from planner.tui.choices import ghost_choices
 from planner.tui.work import plan_grid
-from planner.units import GIB, MIB
+from planner.units import GIB, MIB, signed_mib
 
 NARROW_BREAKDOWN = 36
 """Columns of the breakdown at 80."""
@@ -142,9 +142,9 @@ def test_a_run_shows_every_row_with_its_cause() -> None:
 
 
 def test_a_difference_has_a_sign_unless_it_rounds_to_nothing() -> None:
-    assert run_text.signed_mib(0) == run_text.signed_mib(-100) == run_text.signed_mib(100) == "0.00"
-    assert run_text.signed_mib(MIB) == "+1.00"
-    assert run_text.signed_mib(-MIB) == "-1.00"
+    assert signed_mib(0) == signed_mib(-100) == signed_mib(100) == "0.00"
+    assert signed_mib(MIB) == "+1.00"
+    assert signed_mib(-MIB) == "-1.00"
 
 
 def test_a_hint_that_does_not_help_in_the_app_is_left_out() -> None:
