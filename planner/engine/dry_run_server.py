@@ -99,13 +99,15 @@ def _await_rows(server: LlamaServer) -> list[_Row]:
     """The first table; nothing where llama.cpp refused."""
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while True:
+        has_ended = server.has_ended()  # asked first: the log read next is complete then
         text = server.log_text
         rows = read_rows(text)
         if rows or _FAILED.search(text):
             return rows
         if _LOADING.search(text):
             raise EngineError("This llama-server loads the model without a dry run first.", "Use a newer build.")
-        server.check_alive()
+        if has_ended:
+            server.check_alive()
         if time.monotonic() > deadline:
             said = own_words(text) or "nothing"
             raise EngineError(

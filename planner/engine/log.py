@@ -34,6 +34,7 @@ _CONTEXT = re.compile(r"llama_context: (?P<key>n_ctx_seq|n_ctx|n_batch|n_ubatch|
 _CHECKPOINT = re.compile(r"created context checkpoint .*size = (?P<mib>\d+[.,]\d+) MiB")
 _PROMPT_CACHE = re.compile(r"cache state: (?P<prompts>\d+) prompts, (?P<mib>\d+[.,]\d+) MiB")
 _NEW_MODEL = re.compile(r"load_tensors: loading model tensors")
+_LOADED = re.compile(r": model loaded$")
 _FEATURE = re.compile(r"\b(?P<name>[A-Z][A-Z0-9_]+) = 1\b")
 
 
@@ -68,6 +69,8 @@ class EngineLog:
     """All checkpoints that were created."""
     prompt_cache_bytes: int = 0
     """The prompt cache when it was last mentioned."""
+    loaded: bool = False
+    """Whether everything that loading says has been read; the log comes later than the server's readiness."""
     cpu_features: frozenset[str] = frozenset()
     """Instruction sets that the engine was built for and found: `AVX2`, `AVX512`, ..."""
 
@@ -122,6 +125,8 @@ def read_line(log: EngineLog, line: str) -> EngineLog:
         return replace(log, checkpoints_bytes=log.checkpoints_bytes + _bytes(match["mib"]))
     if match := _PROMPT_CACHE.search(line):
         return replace(log, prompt_cache_bytes=_bytes(match["mib"]))
+    if _LOADED.search(line.rstrip()):
+        return replace(log, loaded=True)
     if "system_info:" in line:
         return replace(log, cpu_features=frozenset(_FEATURE.findall(line)))
     return log

@@ -25,6 +25,8 @@ from planner.errors import EngineError
 
 HOST = "127.0.0.1"
 POLL_S = 0.05
+QUIET_S = 1.0
+"""A log that says nothing new for so long, on a busy machine too, has been read to its end."""
 STOP_GRACE_S = 2.0
 """How long a server may take to end after an interrupt, before it is killed. An idle one takes 0.05 seconds;
 one that reads a long prompt does not listen until it has read it, and has nothing to lose."""
@@ -139,7 +141,7 @@ class LlamaServer:
                 self._log = read_line(self._log, line)
 
     def wait_ready(self, on_wait: Callable[[], None] = lambda: None) -> None:
-        """Wait until the model is loaded, calling `on_wait` meanwhile.
+        """Wait until the model is loaded and the log of it read, calling `on_wait` meanwhile.
 
         Raises EngineError when the server dies before, or never gets there.
         """
@@ -154,6 +156,22 @@ class LlamaServer:
                 )
             on_wait()
             self.pause(POLL_S)
+        self._await_log(QUIET_S, lambda: self.log.loaded)
+
+    def quiet_log(self, quiet_s: float) -> EngineLog:
+        """The log, once it has said nothing new for so many seconds."""
+        self._await_log(quiet_s, lambda: False)
+        return self.log
+
+    def _await_log(self, quiet_s: float, complete: Callable[[], bool]) -> None:
+        # llama.cpp writes its log in a thread of its own and we read it in another: both come later than the
+        # answer to a request.
+        known = len(self._lines)
+        quiet_since = time.monotonic()
+        while not complete() and time.monotonic() < quiet_since + quiet_s:
+            self.pause(POLL_S)
+            if (count := len(self._lines)) != known:
+                known, quiet_since = count, time.monotonic()
 
     def pause(self, seconds: float) -> None:
         """Wait, but no longer than until the person asks to stop."""
@@ -161,14 +179,18 @@ class LlamaServer:
             raise Cancelled
         time.sleep(seconds)
 
+    def has_ended(self) -> bool:
+        """Whether the server has ended; its log is complete then."""
+        if self._running.poll() is None:
+            return False
+        if self._reader is not None:
+            self._reader.join(timeout=QUIET_S)
+        return True
+
     def check_alive(self) -> None:
         """Raise EngineError with the server's own words if it has ended."""
-        returncode = self._running.poll()
-        if returncode is None:
-            return
-        if self._reader is not None:
-            self._reader.join(timeout=1)
-        raise EngineError(f"llama-server {describe_exit(returncode, self.log_text)}")
+        if self.has_ended():
+            raise EngineError(f"llama-server {describe_exit(self._running.returncode, self.log_text)}")
 
     def _healthy(self) -> bool:
         try:

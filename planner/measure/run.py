@@ -58,8 +58,7 @@ def measure(
         ready = watcher.take()
         users = context.n_seq_max
         everyone = serve(server, users, workload, _SEED, lambda done: report("everyone", done, users))
-        server.pause(_SETTLE_S)
-        log_at_steady = server.log
+        log_at_steady = server.quiet_log(_SETTLE_S)
         steady = watcher.take()
         one = everyone
         if users > 1:

@@ -19,6 +19,7 @@ from planner import Launch, Model
 from planner.engine import server as server_module
 from planner.engine.arguments import server_arguments
 from planner.engine.find import Engine
+from planner.engine.log import EngineLog, read_line
 from planner.engine.server import HOST, Cancelled, LlamaServer, ServerAnswerError
 from planner.errors import EngineError
 
@@ -96,6 +97,17 @@ class TestRunning:
         assert "LLAMA_ARG_ALIAS" not in environment
         assert "LLAMA_LOG_FILE" not in environment
         assert environment["LLAMA_API_KEY"] != "a key of the person's own"
+
+    def test_its_log_is_read_when_it_is_ready(self, command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        def slowly(log: EngineLog, line: str) -> EngineLog:
+            time.sleep(0.005)
+            return read_line(log, line)
+
+        monkeypatch.setattr("planner.engine.server.read_line", slowly)
+        with LlamaServer(command, ready_timeout_s=120) as late:
+            late.wait_ready()
+            assert late.log.loaded
+            assert late.log.buffer_bytes("compute") is not None
 
     def test_its_log_names_its_buffers(self, server: LlamaServer) -> None:
         assert server.log.buffer_bytes("kv") is not None
