@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from planner.hardware import Hardware
 from planner.launch import CacheType, Launch
@@ -18,14 +19,71 @@ SMALLEST_CONTEXT = 2048
 LONGEST_LADDER = 8
 
 
+Source = Literal["formula", "interpolated", "dry run"]
+"""Whose figures a cell has: the formula's, llama.cpp's own, or those that lie between llama.cpp's own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """One launch of the grid."""
 
     ctx_per_user: int
+    """Tokens of each person."""
     users: int
     cache_type: CacheType
     plan: MemoryPlan
+    source: Source = "formula"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A cell's place: indices of its cache type, context and users."""
+
+    cache_type: int = 0
+    context: int = 0
+    users: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """All cells of one model, cache types slowest, then contexts, then users."""
+
+    contexts: tuple[int, ...] = ()
+    users: tuple[int, ...] = USERS
+    cache_types: tuple[CacheType, ...] = MAIN_CACHE_TYPES
+    cells: tuple[Cell, ...] = ()
+
+    def at(self, position: Position) -> Cell:
+        """The cell at this place."""
+        row = position.cache_type * len(self.contexts) + position.context
+        return self.cells[row * len(self.users) + position.users]
+
+    def nearest(self, cache_type: CacheType, context: int, users: int) -> Position:
+        """The place of these values; of contexts the largest that is not above the one asked for."""
+        row = max((i for i, size in enumerate(self.contexts) if size <= context), default=0)
+        return Position(self.cache_types.index(cache_type), row, self.users.index(users))
+
+    def moved(self, position: Position, *, rows: int = 0, columns: int = 0) -> Position:
+        """The place so many rows down and columns right; the columns of the cache types follow one another."""
+        per_type = len(self.users)
+        last = len(self.cache_types) * per_type - 1
+        column = _clamp(position.cache_type * per_type + position.users + columns, last)
+        return Position(column // per_type, _clamp(position.context + rows, len(self.contexts) - 1), column % per_type)
+
+    def with_cache_type(self, position: Position, cache_type: int) -> Position:
+        """The same context and users with another cache type."""
+        return replace(position, cache_type=_clamp(cache_type, len(self.cache_types) - 1))
+
+    def count(self, source: Source) -> int:
+        """How many cells have these figures."""
+        return sum(cell.source == source for cell in self.cells)
+
+
+EMPTY_GRID = Grid()
+
+
+def _clamp(index: int, last: int) -> int:
+    return max(0, min(index, last))
 
 
 def contexts_for(n_ctx_train: int) -> tuple[int, ...]:
@@ -42,9 +100,9 @@ def make_grid(
     users: Sequence[int] = USERS,
     cache_types: Sequence[CacheType] = MAIN_CACHE_TYPES,
     overhead_bytes: int | None = None,
-) -> tuple[Cell, ...]:
-    """Every combination, cache types slowest, then contexts, then users; growth is not bounded."""
-    return tuple(
+) -> Grid:
+    """Every combination; growth is not bounded."""
+    cells = (
         Cell(
             ctx_per_user=context,
             users=count,
@@ -60,3 +118,4 @@ def make_grid(
         for context in contexts
         for count in users
     )
+    return Grid(contexts=tuple(contexts), users=tuple(users), cache_types=tuple(cache_types), cells=tuple(cells))

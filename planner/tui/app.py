@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from textual.app import App
 from textual.binding import Binding
 
 from planner.campaign import run_campaign
+from planner.engine.dry_run import Library
 from planner.engine.find import Engine, find_engine
 from planner.hardware import Hardware
 from planner.reconcile.record import Record, default_folder
 from planner.tui.choices import Choice, find_choices
 from planner.tui.dialogs import HelpDialog
 from planner.tui.screen import MainScreen
-from planner.tui.work import RunCampaign, Sources
+from planner.tui.work import RunCampaign, Sources, find_answerer
 
 
 def make_app(
@@ -32,12 +34,13 @@ def make_app(
     choices: Callable[[], Iterable[Choice]] = find_choices,
     record: Record | None = None,
     run: RunCampaign = run_campaign,
+    answerer: Callable[[Engine | None], AbstractContextManager[Engine | Library]] = find_answerer,
     clock: Callable[[], float] = time.monotonic,
 ) -> PlannerApp:
     """The app, ready to run. `engine` names the llama-server to use; the rest stands in for the world.
 
     `detect` looks at the machine, `find` finds the engine, `choices` the models, `record` keeps the
-    measurements, `run` measures and `clock` gives seconds.
+    measurements, `run` measures, `answerer` makes dry runs and `clock` gives seconds.
     """
     return PlannerApp(
         Sources(
@@ -46,6 +49,7 @@ def make_app(
             find_choices=choices,
             record=record or Record(default_folder()),
             run=run,
+            answerer=answerer,
             clock=clock,
         )
     )

@@ -13,11 +13,14 @@ arrows   choose a cell; right of the last is the next cache type
 1 2 3    the same cell with an f16, q8_0 or q4_0 cache
 tab      on to the next part: models, grid, what the cell holds
 m        measure the cell: a real llama-server under real load
+d        dry run of the cell: what llama.cpp itself would reserve
 c        copy the llama-server command of the cell
 esc      stop measuring; close a message or a result
 q        quit; a running measurement is stopped first
 
 ✓ fits   ~ tight   ✗ too big   – refused by llama.cpp   ? unknown
+≈ by formula, until llama.cpp was asked; · between its own figures;
+no mark: llama.cpp's own
 
 A row says how many tokens each person has. A figure is the memory
 needed at the start: tab to its parts, and each says why."""

@@ -9,7 +9,8 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from planner.tui.view import EMPTY_GRID, Grid, Position, grid_lines, position_at
+from planner.fit import EMPTY_GRID, Grid, Position
+from planner.tui.view import grid_lines, position_at
 
 _STYLES = {
     "plain": "$foreground",

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from textual.message import Message
 
 from planner.engine.find import Engine
+from planner.fit import Grid
 from planner.hardware import Hardware
 from planner.measure import Progress
+from planner.reconcile.dry_comparison import DryComparison
 from planner.reconcile.reconciliation import Reconciliation
 from planner.tui.choices import Choice
-from planner.tui.view import Grid
 from planner.tui.work import Selected
 
 
@@ -43,6 +44,22 @@ class GridPlanned(Message):
 
     choice: Choice
     grid: Grid
+
+
+@dataclass
+class GridRefined(Message):
+    """The grid with more of llama.cpp's own figures; `planned` is the one that it was before any."""
+
+    planned: Grid
+    grid: Grid
+
+
+@dataclass
+class DryRunMade(Message):
+    """What llama.cpp itself says of a cell, beside the prediction."""
+
+    selected: Selected
+    comparison: DryComparison
 
 
 @dataclass

@@ -17,8 +17,10 @@ from textual.worker import Worker, WorkerState
 
 from planner.campaign import DEFAULT_CONTEXT, DEFAULT_USERS
 from planner.engine.find import Engine
+from planner.fit import EMPTY_GRID, Grid
 from planner.hardware import Hardware
 from planner.launch import CacheType
+from planner.reconcile.dry_comparison import DryComparison
 from planner.reconcile.reconciliation import Reconciliation
 from planner.tui import messages, run_text, text
 from planner.tui.choices import Choice
@@ -26,7 +28,6 @@ from planner.tui.dialogs import CommandDialog
 from planner.tui.grid import GridView
 from planner.tui.panels import Breakdown, Header, ModelList, Reasons, StatusLine
 from planner.tui.threads import Running, ThreadedScreen
-from planner.tui.view import EMPTY_GRID, Grid
 from planner.tui.work import Key, Selected, Sources
 
 WIDE_COLUMNS, WIDE_LINES = 120, 32
@@ -39,12 +40,13 @@ class MainScreen(ThreadedScreen, inherit_bindings=False):
 
     BINDINGS = [  # noqa: RUF012 - Textual's own form
         Binding("m", "measure", "Measure"),
+        Binding("d", "dry_run", "Dry run"),
         Binding("escape", "stop", "Stop", key_display="esc"),
-        Binding("c", "copy", "Copy command"),
-        Binding("1", "cache_type(0)", "Cache type", key_display="1-3"),
+        Binding("c", "copy", "Copy"),
+        Binding("1", "cache_type(0)", "Cache", key_display="1-3"),
         Binding("2", "cache_type(1)", show=False),
         Binding("3", "cache_type(2)", show=False),
-        Binding("tab", "app.focus_next", "Next part"),
+        Binding("tab", "app.focus_next", "Next"),
         Binding("shift+tab", "app.focus_previous", show=False),
         Binding("escape", "back", "Back", show=False),
     ]
@@ -58,7 +60,10 @@ class MainScreen(ThreadedScreen, inherit_bindings=False):
         self._chosen = 0
         self._wish: tuple[CacheType, int, int] = ("f16", DEFAULT_CONTEXT, DEFAULT_USERS)
         self._planned_choice: Choice | None = None
+        self._planned = EMPTY_GRID
+        """The grid as the formula has it."""
         self._problem = ""
+        self._dry_runs: dict[Key, DryComparison] = {}
         self._runs: dict[Key, Reconciliation] = {}
         self._measuring: Running | None = None
 
@@ -74,7 +79,7 @@ class MainScreen(ThreadedScreen, inherit_bindings=False):
             yield ModelList(id="models", markup=False, compact=True)
             with Vertical(id="grid-part"):
                 yield GridView(id="grid")
-                yield Static(text.LEGEND, id="legend", markup=False)
+                yield Static(id="legend", markup=False)
             yield Breakdown(id="breakdown")
             yield Reasons(id="reasons")
         yield StatusLine(id="status", markup=False)
@@ -118,6 +123,20 @@ class MainScreen(ThreadedScreen, inherit_bindings=False):
     def _grid_planned(self, message: messages.GridPlanned) -> None:
         if message.choice is self._choice:
             self._show_grid(message.grid, "")
+            self._refine_grid()
+
+    @on(messages.GridRefined)
+    def _grid_refined(self, message: messages.GridRefined) -> None:
+        if message.planned is self._planned:
+            self.query_one(GridView).grid = message.grid
+            self._show_cell()
+
+    @on(messages.DryRunMade)
+    def _dry_run_made(self, message: messages.DryRunMade) -> None:
+        self._dry_runs[message.selected.key] = message.comparison
+        self._show_cell()
+        if sentence := run_text.dry_sentence(message.comparison):
+            self.query_one(StatusLine).show_error(sentence)
 
     @on(messages.PlanFailed)
     def _plan_failed(self, message: messages.PlanFailed) -> None:
@@ -152,6 +171,8 @@ class MainScreen(ThreadedScreen, inherit_bindings=False):
             self._runs[message.selected.key] = message.run
             self._show_cell()
             self._look()  # the grid is planned again with what was learned
+        else:
+            self._refine_grid()
 
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
         """Say what went wrong where no one foresaw it."""
@@ -190,7 +211,13 @@ class MainScreen(ThreadedScreen, inherit_bindings=False):
             self.query_one(StatusLine).clear()
             self.refresh_bindings()
             self._show_progress()
+            self.workers.cancel_group(self, "refine")  # dry runs would take the processor from what is measured
             self._measure(self._measuring, hardware, engine)
+
+    def action_dry_run(self) -> None:
+        """Ask llama.cpp itself about the selected cell."""
+        if self._selected is not None and self._hardware is not None:
+            self._ask(self._selected, self._hardware, self._engine)
 
     def action_copy(self) -> None:
         """Copy the command of the selected cell, and show it."""
@@ -208,7 +235,7 @@ class MainScreen(ThreadedScreen, inherit_bindings=False):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Either measure or stop, never both."""
-        if action in ("measure", "back"):
+        if action in ("measure", "dry_run", "back"):
             return self._measuring is None
         if action == "stop":
             return self._measuring is not None
@@ -225,7 +252,8 @@ class MainScreen(ThreadedScreen, inherit_bindings=False):
         if status.display:
             status.clear()
         elif self._selected is not None:
-            self._runs.pop(self._selected.key, None)
+            if self._runs.pop(self._selected.key, None) is None:
+                self._dry_runs.pop(self._selected.key, None)
             self._show_cell()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -269,24 +297,39 @@ class MainScreen(ThreadedScreen, inherit_bindings=False):
         view = self.query_one(GridView)
         view.position = grid.nearest(*self._wish)
         view.grid, view.placeholder = grid, text.NO_GRID
-        self._planned_choice, self._problem = self._choice, problem
+        self._planned_choice, self._planned, self._problem = self._choice, grid, problem
         self._show_cell()
 
+    def _refine_grid(self) -> None:
+        """Let llama.cpp's own figures take the formula's place, once it is known whom to ask."""
+        sought = self._engine is not None or self._engine_problem
+        if self._choice is not None and self._planned.cells and sought and self._measuring is None:
+            self._refine(self._choice, self._planned, self._engine)
+
     def _show_cell(self) -> None:
-        table = text.Table()
-        if self._selected is not None:
-            cell, wide = self._selected.cell, self.has_class("-wide")
-            run = self._runs.get(self._selected.key)
-            table = run_text.run_table(cell, run, wide=wide) if run else text.breakdown(cell, wide=wide)
-        self.query_one(Breakdown).show(table)
+        view, wide = self.query_one(GridView), self.has_class("-wide")
+        self._looked_at = view.position
+        self.query_one("#legend", Static).update(text.legend(view.grid, wide=wide))
+        self.query_one(Breakdown).show(self._cell_table(wide=wide))
         self._show_reasons()
+
+    def _cell_table(self, *, wide: bool) -> text.Table:
+        """Of the selected cell what is known best: measured, else by a dry run that was asked for, else planned."""
+        if self._selected is None:
+            return text.Table()
+        cell, key = self._selected.cell, self._selected.key
+        if (run := self._runs.get(key)) is not None:
+            return run_text.run_table(cell, run, wide=wide)
+        if (comparison := self._dry_runs.get(key)) is not None:
+            return run_text.dry_table(cell, comparison, wide=wide)
+        return text.breakdown(cell, wide=wide)
 
     def _show_reasons(self) -> None:
         sentences: Sequence[text.Styled] = [(self._problem, "$foreground")]
         if self._selected is not None:
             run = self._runs.get(self._selected.key)
             speed = run_text.speed_line(run) if run else ""
-            sentences = text.reasons(self._selected.cell.plan, self.query_one(Breakdown).reason, speed)
+            sentences = text.reasons(self._selected.cell, self.query_one(Breakdown).reason, speed)
         self.query_one(Reasons).show(sentences)
 
     def _show_progress(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner.engine.find import Engine
 from planner.errors import DoesNotFitError, PlannerError
-from planner.fit import Cell
+from planner.fit import Cell, Grid, Source
 from planner.hardware import Hardware
 from planner.launch import Launch
 from planner.memory import Allocation, MemoryPlan, Verdict
@@ -49,7 +49,6 @@ SEEKING_MACHINE = "looking at this machine …"
 SEEKING_ENGINE = "looking for a llama-server …"
 ONLY_GHOSTS = "Models: none found here, so ghosts stand in: true shapes, no weights"
 GRID_TITLE = "Memory: tokens each ↓  people →"
-LEGEND = "✓ fits   ~ tight   ✗ too big"
 
 Styled = tuple[str, str]
 """A text and its style, by the theme's names of colours."""
@@ -155,11 +154,36 @@ def verdict_line(plan: MemoryPlan) -> str:
     return f"{SIGNS[plan.verdict]} {VERDICT_WORDS[plan.verdict]}: {plan.verdict_reason}"
 
 
-def reasons(plan: MemoryPlan, reason: str, speed: str = "") -> tuple[Styled, ...]:
+MARKS: dict[Source, str] = {"formula": "≈", "interpolated": "·", "dry run": ""}
+"""What tells without colour whose figures a cell has; llama.cpp's own need no mark."""
+
+_SOURCES: dict[Source, str] = {
+    "formula": "By formula: compute buffers are estimated.",
+    "interpolated": "Between llama.cpp's own figures for the cells around it.",
+    "dry run": "llama.cpp's own figures, by a dry run of its first step.",
+}
+
+
+def legend(grid: Grid, *, wide: bool) -> str:
+    """What the signs of a grid mean; the marks only while there are cells that bear them."""
+    signs = "✓ fits   ~ tight   ✗ too big" if wide else "✓ fits ~ tight ✗ too big"
+    by_formula, between = grid.count("formula"), grid.count("interpolated")
+    if not wide:
+        told = "≈ by formula" if by_formula else "· interpolated"
+        return f"{signs}  {told}" if by_formula or between else signs
+    told = f"   ≈ by formula ({by_formula})" if by_formula else ""
+    told += f"   · between llama.cpp's own ({between})" if between else ""
+    asked = grid.count("dry run")
+    return signs + told + (f"   no mark: llama.cpp's own ({asked})" if asked else "")
+
+
+def reasons(cell: Cell, reason: str, speed: str = "") -> tuple[Styled, ...]:
     """Everything that is said about a cell, the most telling first."""
+    plan = cell.plan
     parts = [(verdict_line(plan), f"bold {_VERDICT_STYLES[plan.verdict]}")]
     parts += [(sentence, "$foreground") for sentence in (reason, speed) if sentence]
-    return (*parts, *((note, "$foreground-muted") for note in (launch_line(plan), *notes(plan))))
+    said = (launch_line(plan), *(() if plan.refusal else (_SOURCES[cell.source],)), *notes(plan))
+    return (*parts, *((note, "$foreground-muted") for note in said))
 
 
 _VERDICT_STYLES = {
@@ -228,7 +252,7 @@ def _name(allocation: Allocation) -> str:
 
 def _sure(allocation: Allocation) -> str:
     low, high, size = allocation.low_bytes, allocation.high_bytes, allocation.reserved_bytes
-    if low is None or high is None or not size:
+    if low is None or high is None or not size or allocation.certainty == "dry run":
         return allocation.certainty
     return f"±{100 * max(size - low, high - size) / size:.0f}%"
 

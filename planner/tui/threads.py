@@ -12,11 +12,13 @@ from textual.worker import get_current_worker
 from planner.engine.find import Engine
 from planner.engine.server import Cancelled
 from planner.errors import ModelError, PlannerError
+from planner.fit import Grid, Position
+from planner.grids import plan_grid
 from planner.hardware import Hardware
 from planner.measure import Progress
 from planner.tui import messages, text
 from planner.tui.choices import Choice
-from planner.tui.work import Selected, Sources, measure_cell, plan_grid, write_command
+from planner.tui.work import Selected, Sources, ask_cell, measure_cell, refine_grid, write_command
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,8 @@ class ThreadedScreen(Screen[None]):
     def __init__(self, sources: Sources) -> None:
         super().__init__()
         self._sources = sources
+        self._looked_at = Position()
+        """The selected cell, for the thread that refines the grid around it."""
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="machine")
     def _look(self) -> None:
@@ -78,6 +82,36 @@ class ThreadedScreen(Screen[None]):
             return
         if not worker.is_cancelled:
             self.post_message(messages.GridPlanned(choice, grid))
+
+    @work(thread=True, exclusive=True, exit_on_error=False, group="refine")
+    def _refine(self, choice: Choice, grid: Grid, engine: Engine | None) -> None:
+        worker = get_current_worker()
+        try:
+            for refined in refine_grid(
+                choice,
+                grid,
+                engine,
+                self._sources,
+                near=lambda: self._looked_at,
+                cancelled=lambda: worker.is_cancelled,
+            ):
+                self.post_message(messages.GridRefined(grid, refined))
+        except Cancelled:
+            return
+        except PlannerError:
+            return  # the formula's figures stand, marked as such; `d` says why nobody can be asked
+
+    @work(thread=True, exclusive=True, exit_on_error=False, group="ask")
+    def _ask(self, selected: Selected, hardware: Hardware, engine: Engine | None) -> None:
+        worker = get_current_worker()
+        try:
+            made = ask_cell(selected, hardware, engine, self._sources, cancelled=lambda: worker.is_cancelled)
+        except Cancelled:
+            return
+        except PlannerError as error:
+            self.post_message(messages.Refused(str(error)))
+        else:
+            self.post_message(messages.DryRunMade(selected, made))
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="command")
     def _write_command(self, selected: Selected, hardware: Hardware, engine: Engine) -> None:

@@ -1,67 +1,19 @@
-"""The grid as values: its cells, the selected one, and where each is drawn."""
+"""The grid as lines of text: how a cell looks, and where each is drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from planner.fit import MAIN_CACHE_TYPES, USERS, Cell
-from planner.launch import CacheType
+from planner.fit import Cell, Grid, Position
 from planner.memory import Verdict
-from planner.tui.text import SIGNS, compact
+from planner.tui.text import MARKS, SIGNS, compact
 from planner.units import format_tokens
 
 LABEL_WIDTH = 6
 CELL_WIDTH = 6
 HEADER_LINES = 2
 """Lines above the first row of cells: the cache types and the people."""
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A cell's place: indices of its cache type, context and users."""
-
-    cache_type: int = 0
-    context: int = 0
-    users: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """All cells of one model, cache types slowest, then contexts, then users."""
-
-    contexts: tuple[int, ...] = ()
-    users: tuple[int, ...] = USERS
-    cache_types: tuple[CacheType, ...] = MAIN_CACHE_TYPES
-    cells: tuple[Cell, ...] = ()
-
-    def at(self, position: Position) -> Cell:
-        """The cell at this place."""
-        row = position.cache_type * len(self.contexts) + position.context
-        return self.cells[row * len(self.users) + position.users]
-
-    def nearest(self, cache_type: CacheType, context: int, users: int) -> Position:
-        """The place of these values; of contexts the largest that is not above the one asked for."""
-        row = max((i for i, size in enumerate(self.contexts) if size <= context), default=0)
-        return Position(self.cache_types.index(cache_type), row, self.users.index(users))
-
-    def moved(self, position: Position, *, rows: int = 0, columns: int = 0) -> Position:
-        """The place so many rows down and columns right; the columns of the cache types follow one another."""
-        per_type = len(self.users)
-        last = len(self.cache_types) * per_type - 1
-        column = _clamp(position.cache_type * per_type + position.users + columns, last)
-        return Position(column // per_type, _clamp(position.context + rows, len(self.contexts) - 1), column % per_type)
-
-    def with_cache_type(self, position: Position, cache_type: int) -> Position:
-        """The same context and users with another cache type."""
-        return replace(position, cache_type=_clamp(cache_type, len(self.cache_types) - 1))
-
-
-EMPTY_GRID = Grid()
-
-
-def _clamp(index: int, last: int) -> int:
-    return max(0, min(index, last))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +63,8 @@ def _people_line(grid: Grid, types: tuple[int, ...]) -> list[Span]:
 def _cell_span(cell: Cell, selected: bool) -> Span:
     verdict = cell.plan.verdict
     known = verdict not in (Verdict.REFUSED, Verdict.UNKNOWN)
-    text = f"{compact(cell.plan.bytes()) if known else '':>{CELL_WIDTH - 1}}{SIGNS[verdict]}"
+    figure = f"{MARKS[cell.source]}{compact(cell.plan.bytes())}" if known else ""
+    text = f"{figure:>{CELL_WIDTH - 1}}{SIGNS[verdict]}"
     return Span(text, f"selected {verdict.value}" if selected else verdict.value)
 
 

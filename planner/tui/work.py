@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
-from planner.campaign import DEFAULT_CONTEXT, Campaign, launches_for, seen_by
+from planner.campaign import Campaign, launches_for, seen_by
 from planner.engine.arguments import server_arguments
+from planner.engine.dry_run import Library, dry_run, library_is_here
 from planner.engine.find import Engine
-from planner.errors import DoesNotFitError, ModelError, UsageError
+from planner.errors import DoesNotFitError, EngineError, UsageError
 from planner.export import shell_command
-from planner.fit import Cell, bound_growth, contexts_for, fit_layers, make_grid
+from planner.fit import Cell, Grid, Position
+from planner.grids import refined
 from planner.hardware import Hardware
 from planner.launch import CacheType, Launch
 from planner.measure import Progress
 from planner.memory import predict
 from planner.model import Model
+from planner.reconcile.dry_comparison import DryComparison, compare
 from planner.reconcile.reconciliation import Reconciliation
 from planner.reconcile.record import Record
 from planner.tui.choices import Choice, on_disk
-from planner.tui.view import Grid
 
 
 class RunCampaign(Protocol):
@@ -50,6 +53,8 @@ class Sources:
     find_choices: Callable[[], Iterable[Choice]]
     record: Record
     run: RunCampaign
+    answerer: Callable[[Engine | None], AbstractContextManager[Engine | Library]]
+    """Who is asked for dry runs, given the llama-server that was found. Raises EngineError where there is nobody."""
     clock: Callable[[], float]
     """Seconds of a clock that only goes forward."""
 
@@ -71,33 +76,46 @@ class Selected:
         return self.choice, self.cell.cache_type, self.cell.ctx_per_user, self.cell.users
 
 
-def plan_grid(model: Model, hardware: Hardware, engine: Engine | None, record: Record) -> Grid:
-    """Every cell of a model's grid, planned with what was learned from earlier runs of it.
+@contextmanager
+def find_answerer(engine: Engine | None) -> Iterator[Engine | Library]:
+    """The llama-server at hand, and only where there is none that makes dry runs the library."""
+    if engine is not None and "--fit" in engine.flags:
+        yield engine
+    elif library_is_here():
+        with Library() as library:
+            yield library
+    else:
+        raise EngineError("Neither a llama-server with --fit nor llama-cpp-python is here, so nobody can be asked.")
 
-    What grows later is bounded as it is for a measurement, so that a cell is planned, measured and copied as
-    one and the same launch.
-    """
+
+def refine_grid(
+    choice: Choice,
+    grid: Grid,
+    engine: Engine | None,
+    sources: Sources,
+    *,
+    near: Callable[[], Position],
+    cancelled: Callable[[], bool],
+) -> Iterator[Grid]:
+    """The grid after each of llama.cpp's answers; a model that is not here is asked about by its ghost."""
+    with sources.answerer(engine) as answerer, on_disk(choice) as model:
+        yield from refined(model, grid, answerer, near=near, cancelled=cancelled)
+
+
+def ask_cell(
+    selected: Selected,
+    hardware: Hardware,
+    engine: Engine | None,
+    sources: Sources,
+    *,
+    cancelled: Callable[[], bool],
+) -> DryComparison:
+    """The prediction of the cell's launch beside llama.cpp's own accounting of it."""
+    launch = selected.cell.plan.launch
     hardware = seen_by(engine, hardware) if engine else hardware
-    kinds = sorted({device.kind for device in hardware.accelerators})
-    overhead = record.learned_overhead(model, engine.build if engine else None, kinds)
-    contexts = contexts_for(_trained_context(model))
-    cells = make_grid(model, hardware, contexts=contexts, overhead_bytes=overhead)
-    return Grid(contexts=contexts, cells=tuple(_bounded(model, cell, hardware, overhead) for cell in cells))
-
-
-def _trained_context(model: Model) -> int:
-    try:
-        return max(1, model.hyperparameters.n_ctx_train)
-    except ModelError:
-        return DEFAULT_CONTEXT  # the plan of every cell says what is wrong with the header
-
-
-def _bounded(model: Model, cell: Cell, hardware: Hardware, overhead_bytes: int | None) -> Cell:
-    launch = fit_layers(model, cell.plan.launch, hardware)
-    launch = bound_growth(model, launch, hardware, overhead_bytes=overhead_bytes)
-    if launch == cell.plan.launch:
-        return cell
-    return replace(cell, plan=predict(model, launch, hardware, overhead_bytes=overhead_bytes))
+    with sources.answerer(engine) as answerer, on_disk(selected.choice) as model:
+        answer = dry_run(model, launch, answerer, cancelled=cancelled)
+        return compare(model, predict(model, launch, hardware), answer)
 
 
 def measure_cell(

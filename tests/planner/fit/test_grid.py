@@ -24,7 +24,7 @@ def test_contexts_double_up_to_what_the_model_was_trained_on(n_ctx_train: int, c
 
 
 def test_a_grid_holds_every_combination_with_the_cache_types_slowest(gemma: Model) -> None:
-    cells = make_grid(gemma, MACHINE, contexts=(2048, 8192))
+    cells = make_grid(gemma, MACHINE, contexts=(2048, 8192)).cells
     assert len(cells) == len(MAIN_CACHE_TYPES) * 2 * len(USERS)
     assert [(cell.cache_type, cell.ctx_per_user, cell.users) for cell in cells] == [
         (cache_type, context, users)
@@ -35,7 +35,7 @@ def test_a_grid_holds_every_combination_with_the_cache_types_slowest(gemma: Mode
 
 
 def test_each_cell_is_the_plan_of_its_own_launch(gemma: Model) -> None:
-    for cell in make_grid(gemma, MACHINE, contexts=(4096,), users=(1, 3), cache_types=("q8_0",)):
+    for cell in make_grid(gemma, MACHINE, contexts=(4096,), users=(1, 3), cache_types=("q8_0",)).cells:
         launch = cell.plan.launch
         assert (launch.ctx_size, launch.parallel) == (4096 * cell.users, cell.users)
         assert (launch.cache_type_k, launch.cache_type_v) == ("q8_0", "q8_0")
@@ -44,7 +44,7 @@ def test_each_cell_is_the_plan_of_its_own_launch(gemma: Model) -> None:
 
 
 def test_what_was_learned_counts_in_every_cell(gemma: Model) -> None:
-    cells = make_grid(gemma, MACHINE, contexts=(2048,), users=(1,), overhead_bytes=999 * MIB)
+    cells = make_grid(gemma, MACHINE, contexts=(2048,), users=(1,), overhead_bytes=999 * MIB).cells
     assert len(cells) == 3
     for cell in cells:
         learned = [item.reserved_bytes for item in cell.plan.allocations if item.certainty == "learned"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from textual.pilot import Pilot
 from planner import Hardware, Launch, Model, predict
 from planner.campaign import Campaign
 from planner.engine.arguments import server_arguments
+from planner.engine.dry_run import Library
 from planner.engine.find import Engine
 from planner.engine.log import Buffer, BufferKind, EngineLog
 from planner.engine.server import Cancelled
@@ -68,6 +70,13 @@ def tiny_entry() -> CatalogueEntry:
     return msgspec.structs.replace(SMOLLM2, title="Tiny", name="tiny", hyperparameters=shape, vocabulary_size=2048)
 
 
+@contextmanager
+def nobody(_engine: Engine | None) -> Iterator[Engine | Library]:
+    """Nobody makes dry runs, so that grids stay the formula's."""
+    raise EngineError("Neither a llama-server with --fit nor llama-cpp-python is here.")
+    yield
+
+
 def no_engine() -> Engine:
     raise EngineError("No llama-server is found.", "Install llama.cpp.")
 
@@ -80,6 +89,7 @@ def app_of(tmp_path: Path, choices: Sequence[Choice] = FILES, **stand_ins: Any) 
         "choices": lambda: choices,
         "record": Record(tmp_path / "record"),
         "run": never_measured,
+        "answerer": nobody,
         "clock": lambda: 100.0,
         **stand_ins,
     }

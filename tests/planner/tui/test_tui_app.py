@@ -24,9 +24,9 @@ from textual.pilot import Pilot
 from planner.campaign import Campaign
 from planner.engine.find import Engine
 from planner.errors import DoesNotFitError
+from planner.fit import Position
 from planner.tui.dialogs import CommandDialog, HelpDialog
 from planner.tui.panels import ModelList, StatusLine
-from planner.tui.view import Position
 
 
 def status(pilot: Pilot[None]) -> str:

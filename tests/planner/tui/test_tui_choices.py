@@ -9,11 +9,12 @@ from stand_ins import ENGINE, GEMMA3, MACHINE, SMOLLM2
 
 from planner import Launch, Model, predict
 from planner.errors import PlannerError, UsageError
+from planner.grids import plan_grid
 from planner.model.catalogue import CatalogueEntry
 from planner.model.ghost import write_ghost
 from planner.reconcile.record import Record, fingerprint
 from planner.tui.choices import Choice, find_choices, ghost_choices, ghost_model, on_disk
-from planner.tui.work import Selected, plan_grid, write_command
+from planner.tui.work import Selected, write_command
 
 
 @pytest.mark.parametrize("entry", [SMOLLM2, GEMMA3], ids=lambda entry: entry.name)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,15 +23,18 @@ from planner.engine.find import find_engine
 from planner.tui.app import PlannerApp
 from planner.tui.choices import Choice, ghost_model
 from planner.tui.grid import GridView
+from planner.tui.panels import StatusLine
 from planner.tui.text import SOURCES
+from planner.tui.work import find_answerer
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]
 
 
-def real_app(tmp_path: Path) -> PlannerApp:
+def real_app(tmp_path: Path, **stand_ins: Any) -> PlannerApp:
     entry = tiny_entry()
     choice = Choice(name=entry.title, model=ghost_model(entry), entry=entry)
-    return app_of(tmp_path, (choice,), find=find_engine, run=run_campaign, detect=Hardware.detect, clock=time.monotonic)
+    real = {"find": find_engine, "run": run_campaign, "detect": Hardware.detect, "clock": time.monotonic}
+    return app_of(tmp_path, (choice,), **real, **stand_ins)
 
 
 def servers_of(pid: int) -> list[psutil.Process]:
@@ -142,3 +146,37 @@ def test_every_way_out_ends_the_server_and_restores_the_terminal(tmp_path: Path,
         with contextlib.suppress(OSError):
             shown += os.read(terminal, 65536).decode(errors="replace")
         assert "Traceback" not in shown
+
+
+async def test_the_grid_becomes_llama_cpps_own_while_one_looks(tmp_path: Path) -> None:
+    app = real_app(tmp_path, answerer=find_answerer)
+    async with app.run_test(size=(120, 36)) as pilot:
+        await settled(pilot)
+        view = main_screen(pilot).query_one(GridView)
+        await until(pilot, lambda: view.grid.count("formula") == 0)
+        legend = str(main_screen(pilot).query_one("#legend").render())
+        assert "≈" not in legend
+        assert f"no mark: llama.cpp's own ({view.grid.count('dry run')})" in legend
+    assert servers_of(os.getpid()) == []
+    assert not list((Path(os.environ["XDG_CACHE_HOME"]) / "planner" / "ghosts").iterdir())
+
+
+async def test_d_shows_the_dry_run_of_the_cell_and_esc_the_prediction_again(tmp_path: Path) -> None:
+    async with real_app(tmp_path, answerer=find_answerer).run_test(size=(120, 36)) as pilot:
+        await settled(pilot)
+        breakdown = main_screen(pilot).query_one("#breakdown")
+        planned = str(breakdown.border_title)
+        await pilot.press("d")
+        await until(pilot, lambda: str(breakdown.border_title).startswith("Dry run"))
+        assert "dry run" in str(main_screen(pilot).query_one("#rows-head").render())
+        await pilot.press("escape")
+        await until(pilot, lambda: str(breakdown.border_title) == planned)
+
+
+async def test_d_says_why_nobody_can_be_asked(tmp_path: Path) -> None:
+    async with real_app(tmp_path).run_test() as pilot:
+        await settled(pilot)
+        await pilot.press("d")
+        status = main_screen(pilot).query_one(StatusLine)
+        await until(pilot, lambda: status.display)
+        assert "llama-cpp-python" in str(status.render())

@@ -12,11 +12,11 @@ from stand_ins import DAMAGED, ENGINE, FILES, GEMMA3, MACHINE, file_of, quick_me
 from planner import Hardware
 from planner.errors import DoesNotFitError, EngineError
 from planner.fit import Cell
+from planner.grids import plan_grid
 from planner.measure import Progress
 from planner.reconcile.record import Record
 from planner.tui import run_text, text
 from planner.tui.choices import ghost_choices
-from planner.tui.work import plan_grid
 from planner.units import GIB, MIB, signed_mib
 
 NARROW_BREAKDOWN = 36
@@ -106,7 +106,7 @@ def test_departures_from_the_defaults_are_told() -> None:
 
 
 def test_reasons_begin_with_the_verdict() -> None:
-    sentences = text.reasons(a_cell().plan, "kv: because")
+    sentences = text.reasons(a_cell(), "kv: because")
     assert sentences[0][0].startswith("✓ fits: ")
     assert sentences[1][0] == "kv: because"
 

@@ -8,10 +8,10 @@ import pytest
 from stand_ins import FILES, MACHINE
 
 from planner import Hardware, Verdict
-from planner.fit import USERS
+from planner.fit import USERS, Grid, Position
+from planner.grids import plan_grid
 from planner.reconcile.record import Record
-from planner.tui.view import CELL_WIDTH, LABEL_WIDTH, Grid, Position, grid_lines, position_at
-from planner.tui.work import plan_grid
+from planner.tui.view import CELL_WIDTH, LABEL_WIDTH, grid_lines, position_at
 from planner.units import GIB, MIB
 
 
