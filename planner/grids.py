@@ -5,16 +5,28 @@ Shared by the command line and the app.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from planner.campaign import DEFAULT_CONTEXT, seen_by
-from planner.engine.dry_run import DryRun, Library, dry_run
+from planner.engine.dry_run import DryRun, DryRunCache, Library, dry_run
 from planner.engine.find import Engine
+from planner.engine.server import Cancelled
 from planner.errors import EngineError, ModelError
-from planner.fit import Cell, Grid, Position, Source, bound_growth, contexts_for, fit_layers, make_grid
+from planner.fit import (
+    DIVIDED,
+    MAIN_CACHE_TYPES,
+    Cell,
+    Grid,
+    Position,
+    Source,
+    bound_growth,
+    contexts_for,
+    fit_layers,
+    make_grid,
+)
 from planner.hardware import Hardware
-from planner.launch import Launch
+from planner.launch import CacheType, Launch
 from planner.memory import MemoryPlan, predict
 from planner.model import Model
 from planner.reconcile.dry_comparison import compare
@@ -25,7 +37,15 @@ MOST_FAILURES = 3
 """After so many questions without an answer nothing more is asked."""
 
 
-def plan_grid(model: Model, hardware: Hardware, engine: Engine | None, record: Record) -> Grid:
+def plan_grid(
+    model: Model,
+    hardware: Hardware,
+    engine: Engine | None,
+    record: Record,
+    *,
+    base: Launch = DIVIDED,
+    cache_types: Sequence[CacheType] = MAIN_CACHE_TYPES,
+) -> Grid:
     """Every cell of a model's grid, planned with what was learned from earlier runs of it.
 
     What grows later is bounded as it is for a measurement, so that a cell is planned, measured and copied as
@@ -34,7 +54,14 @@ def plan_grid(model: Model, hardware: Hardware, engine: Engine | None, record: R
     hardware = seen_by(engine, hardware) if engine else hardware
     kinds = sorted({device.kind for device in hardware.accelerators})
     overhead = record.learned_overhead(model, engine.build if engine else None, kinds)
-    grid = make_grid(model, hardware, contexts=contexts_for(_trained_context(model)), overhead_bytes=overhead)
+    grid = make_grid(
+        model,
+        hardware,
+        contexts=contexts_for(_trained_context(model)),
+        cache_types=cache_types,
+        base=base,
+        overhead_bytes=overhead,
+    )
     return replace(grid, cells=tuple(_bounded(model, cell, hardware, overhead) for cell in grid.cells))
 
 
@@ -59,6 +86,7 @@ def refined(
     answerer: Engine | Library,
     *,
     near: Callable[[], Position] = Position,
+    cache: DryRunCache | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Grid]:
     """The grid after every answer, until no figure is the formula's; `near` is the cell to begin with, asked anew
@@ -70,9 +98,11 @@ def refined(
     planes = _planes(grid)
     failures: list[EngineError] = []
     while (question := _question(planes, grid, near())) is not None:
+        if cancelled():
+            raise Cancelled
         plane, point = question
         try:
-            plane.answers[point] = dry_run(model, plane.plans[point].launch, answerer, cancelled=cancelled)
+            plane.answers[point] = dry_run(model, plane.plans[point].launch, answerer, cache=cache, cancelled=cancelled)
         except EngineError as error:
             failures.append(error)
             if len(failures) == MOST_FAILURES:

@@ -29,6 +29,17 @@ def signed_mib(delta_bytes: int) -> str:
     return text if text.startswith("-") else f"+{text}"
 
 
+def short_bytes(size_bytes: int) -> str:
+    """A size in at most four characters: `271M`, `1.2G`, `24G`."""
+    for unit, letter in ((MIB, "M"), (GIB, "G"), (1024 * GIB, "T")):
+        value = size_bytes / unit
+        if value < 9.95 and letter != "M":
+            return f"{value:.1f}{letter}"
+        if value < 999.5 or letter == "T":
+            return f"{value:.0f}{letter}"
+    raise AssertionError("unreachable: the largest unit takes everything")
+
+
 def format_bytes(size_bytes: int) -> str:
     """A size a person reads at a glance: `640 KiB`, `235.2 MiB`, `15.8 GiB`."""
     if abs(size_bytes) < MIB:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planner.campaign import seen_by
 from planner.cli.render import labelled, render_table
-from planner.engine.dry_run import DryRun, Library, dry_run, library_is_here
+from planner.engine.dry_run import DryRun, dry_run, library_is_here, who_answers
 from planner.engine.find import Engine, find_engine
 from planner.errors import EngineError
 from planner.hardware import Hardware
@@ -35,14 +35,18 @@ def machine_asked(engine: Engine | None, hardware: Hardware) -> Hardware:
     return hardware if engine is None else seen_by(engine, hardware)
 
 
+def only_on(hardware: Hardware, launch: Launch, engine: Engine | None) -> Launch:
+    """The launch as it is asked about: of a machine without accelerators without those that are here."""
+    if hardware.accelerators or (engine is not None and not engine.devices):
+        return launch
+    return replace(launch, device="none")
+
+
 def ask(model: Model, launch: Launch, engine: Engine | None, hardware: Hardware) -> DryRun:
-    """llama.cpp's own accounting. A machine without accelerators is asked about without those that are here."""
-    if not hardware.accelerators:
-        launch = replace(launch, device="none") if engine is None or engine.devices else launch
-    if engine is not None:
-        return dry_run(model, launch, engine)
-    with Library() as library:
-        return dry_run(model, launch, library)
+    """llama.cpp's own accounting of a launch on this machine."""
+    launch = only_on(hardware, launch, engine)
+    with who_answers(engine) as answerer:
+        return dry_run(model, launch, answerer)
 
 
 def render_dry_run(comparison: DryComparison) -> str:

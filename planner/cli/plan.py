@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @launch_options
 @click.option("--ram", metavar="SIZE", help="Plan for a machine with this much free RAM, as in 16G.")
 @click.option("--vram", metavar="SIZE,...", help="... and cards with so much free VRAM, as in 24G,12G.")
+@click.option("--grid", "as_grid", is_flag=True, help="A table of contexts, people and cache types.")
 @click.option("--header-only", is_flag=True, help="Accept a file that is cut off behind its header.")
 @click.option("--dry-run", "asked", is_flag=True, help="Ask llama.cpp, too: it counts and allocates nothing.")
 @click.option(
@@ -44,6 +45,7 @@ def plan(
     model: Path | None,
     ram: str | None,
     vram: str | None,
+    as_grid: bool,
     header_only: bool,
     asked: bool,
     engine: Path | None,
@@ -56,10 +58,19 @@ def plan(
     (--context, --users) or with llama-server's own options; a command that you already run can be pasted
     behind `planner plan`, program and all. Without either: one person, the trained context.
     """
-    launch = launch_from(options, pasted=is_pasted(words))
     _check_machine(ram, vram, engine, asked=asked)
+    if as_grid:
+        from planner.cli.grid import check_free, print_grid
+
+        check_free(options)
+    launch = launch_from(options, pasted=is_pasted(words))
     hardware = _hardware(ram, vram)
     opened = Model.open(chosen_model(words, model), header_only=header_only)
+    if as_grid:
+        here = ram is None and vram is None
+        if not asked and (engine or (here and _may_offload(hardware, launch))):
+            hardware = _with_accelerators(hardware, engine)
+        return print_grid(opened, launch, hardware, engine, here=here, asked=asked, as_json=as_json)
     comparison = None
     if asked:
         comparison = _dry_run(opened, launch, hardware, engine, here=ram is None)

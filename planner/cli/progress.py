@@ -1,4 +1,4 @@
-"""How far a measurement is, on standard error: one line that renews itself, on a terminal only."""
+"""How far something is, on standard error: one line that renews itself, on a terminal only."""
 
 from __future__ import annotations
 
@@ -21,18 +21,34 @@ _STAGES: dict[Phase, str] = {
 _BAR_WIDTH = 24
 
 
-class ProgressLine:
-    """Draws the progress of several runs; does nothing where standard error is no terminal."""
+class LiveLine:
+    """A line that renews itself; does nothing where standard error is no terminal."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+
+    def show(self, line: str) -> None:
+        """Show this line in the place of the one before."""
+        if self._live:
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\x1b[K{line[:width]}")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away, so that what follows starts clean."""
+        self.show("")
+
+
+class ProgressLine(LiveLine):
+    """Draws the progress of several runs."""
 
     def __init__(self, launches: tuple[Launch, ...]) -> None:
+        super().__init__()
         self._launches = launches
         self._start = time.monotonic()
-        self._live = sys.stderr.isatty()
 
     def update(self, index: int, progress: Progress) -> None:
         """Show where run number `index` is."""
-        if not self._live:
-            return
         stages = list(_STAGES)
         within = stages.index(progress.phase) + (progress.done / progress.total if progress.total else 0)
         filled = round(_BAR_WIDTH * (index + within / len(stages)) / len(self._launches))
@@ -40,17 +56,7 @@ class ProgressLine:
         counted = f" {progress.done}/{progress.total}" if progress.total else ""
         memory = "" if progress.resident_bytes is None else f", {format_bytes(progress.resident_bytes)}"
         elapsed = time.monotonic() - self._start
-        self._write(
+        self.show(
             f"{bar} {self._launches[index].cache_type_k} {index + 1}/{len(self._launches)}: "
             f"{_STAGES[progress.phase]}{counted}{memory}, {elapsed:.0f} s"
         )
-
-    def clear(self) -> None:
-        """Take the line away, so that what follows starts clean."""
-        if self._live:
-            self._write("")
-
-    def _write(self, line: str) -> None:
-        width = shutil.get_terminal_size().columns - 1
-        sys.stderr.write(f"\r\x1b[K{line[:width]}")
-        sys.stderr.flush()

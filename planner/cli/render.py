@@ -37,7 +37,7 @@ _WIDEST_TEXT = 110
 
 def render_plan(model: Model, plan: MemoryPlan) -> str:
     """One prediction: the launch, its components with their reasons, the verdict."""
-    parts = [_model_line(model), _launch_line(plan), ""]
+    parts = [model_line(model), _launch_line(plan), ""]
     for device in plan.devices:
         if len(plan.devices) > 1:
             parts.append(f"━━ {device.name}: {format_bytes(device.total_bytes)}, {device.verdict.value}")
@@ -98,7 +98,8 @@ def _totals(plan: MemoryPlan) -> list[tuple[str, str]]:
     return lines
 
 
-def _model_line(model: Model) -> str:
+def model_line(model: Model) -> str:
+    """The model in one line."""
     ghost = " [ghost: no weights]" if model.is_ghost else ""
     return (
         f"{model.name}{ghost}: {model.architecture}, {format_count(model.parameters)} parameters, "

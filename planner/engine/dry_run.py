@@ -6,7 +6,8 @@ the embedded library (`dry_run_library.py`, milliseconds each once the model is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 from planner.engine.dry_figures import DryFigure, DryRun
@@ -17,7 +18,7 @@ from planner.engine.find import Engine
 from planner.launch import Launch
 from planner.model.model import Model
 
-__all__ = ["DryFigure", "DryRun", "DryRunCache", "Library", "dry_run", "library_is_here"]
+__all__ = ["DryFigure", "DryRun", "DryRunCache", "Library", "dry_run", "library_is_here", "who_answers"]
 
 
 @lru_cache(maxsize=1)
@@ -50,6 +51,16 @@ def dry_run(
     if key:
         cache.put(key, answer)
     return answer
+
+
+@contextmanager
+def who_answers(engine: Engine | None) -> Iterator[Engine | Library]:
+    """The llama-server at hand, and the library only where there is none: each is exact of its own build."""
+    if engine is not None:
+        yield engine
+        return
+    with Library() as library:
+        yield library
 
 
 def _key(model: Model, launch: Launch, engine: Engine | Library) -> str:

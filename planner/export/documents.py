@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.errors import ModelError
 from planner.export.command import shell_command
-from planner.fit import Recommendation
+from planner.fit import Grid, Recommendation
 from planner.hardware import Hardware
 from planner.launch import Launch
 from planner.measure import Measurement, Sample
@@ -111,6 +111,25 @@ def plan_document(model: Model, plan: MemoryPlan, comparison: DryComparison | No
         "hardware": hardware_document(plan.hardware),
         **_plan_body(plan),
         **({} if comparison is None else {"dry_run": _dry_run_document(comparison)}),
+    }
+
+
+def grid_document(model: Model, hardware: Hardware, grid: Grid) -> Document:
+    """A grid: every cell with its launch, its verdict and its figures, and whose figures they are."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": model_document(model),
+        "hardware": hardware_document(hardware),
+        "cells": [
+            {
+                "ctx_per_user": cell.ctx_per_user,
+                "users": cell.users,
+                "cache_type": cell.cache_type,
+                "source": cell.source,
+                **_plan_body(cell.plan),
+            }
+            for cell in grid.cells
+        ],
     }
 
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from planner.fit.grid import EMPTY_GRID, MAIN_CACHE_TYPES, USERS, Cell, Grid, Position, Source, contexts_for, make_grid
+from planner.fit.grid import (
+    DIVIDED,
+    EMPTY_GRID,
+    MAIN_CACHE_TYPES,
+    USERS,
+    Cell,
+    Grid,
+    Position,
+    Source,
+    contexts_for,
+    make_grid,
+)
 from planner.fit.growth import bound_growth
 from planner.fit.offload import fit_layers
 from planner.fit.recommend import Candidate, Recommendation, recommend
 
 __all__ = [
+    "DIVIDED",
     "EMPTY_GRID",
     "MAIN_CACHE_TYPES",
     "USERS",

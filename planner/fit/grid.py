@@ -7,20 +7,26 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner.hardware import Hardware
-from planner.launch import CacheType, Launch
-from planner.memory import MemoryPlan, predict
+from planner.launch import CONTEXT_MULTIPLE, CacheType, Launch
+from planner.memory import MemoryPlan, Verdict, predict
 from planner.model import Model
+from planner.units import pad, short_bytes
 
 USERS = (1, 2, 3, 4, 5, 8)
 """People at once in the columns of a grid: a household, and a little more."""
 MAIN_CACHE_TYPES: tuple[CacheType, ...] = ("f16", "q8_0", "q4_0")
 """The cache types that people choose between, best quality first."""
+DIVIDED = Launch(kv_unified=False)
+"""What a grid's launches have in common: each person has a cache alone."""
 SMALLEST_CONTEXT = 2048
 LONGEST_LADDER = 8
 
 
 Source = Literal["formula", "interpolated", "dry run"]
 """Whose figures a cell has: the formula's, llama.cpp's own, or those that lie between llama.cpp's own."""
+
+
+_MARKS: dict[Source, str] = {"formula": "≈", "interpolated": "·", "dry run": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +39,17 @@ class Cell:
     cache_type: CacheType
     plan: MemoryPlan
     source: Source = "formula"
+
+    @property
+    def mark(self) -> str:
+        """What tells the source in one character; llama.cpp's own figures need none."""
+        return _MARKS[self.source]
+
+    @property
+    def short(self) -> str:
+        """The memory needed at the start with its mark and the verdict's sign: `≈271M✓`, at most six characters."""
+        known = self.plan.verdict not in (Verdict.REFUSED, Verdict.UNKNOWN)
+        return f"{f'{self.mark}{short_bytes(self.plan.bytes())}' if known else ''}{self.plan.verdict.sign}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +116,10 @@ def make_grid(
     contexts: Sequence[int],
     users: Sequence[int] = USERS,
     cache_types: Sequence[CacheType] = MAIN_CACHE_TYPES,
+    base: Launch = DIVIDED,
     overhead_bytes: int | None = None,
 ) -> Grid:
-    """Every combination; growth is not bounded."""
+    """Every combination; growth is not bounded. `base` says everything else about the launches."""
     cells = (
         Cell(
             ctx_per_user=context,
@@ -109,7 +127,13 @@ def make_grid(
             cache_type=cache_type,
             plan=predict(
                 model,
-                Launch.for_users(count, context, cache_type=cache_type),
+                replace(
+                    base,
+                    ctx_size=count * pad(context, CONTEXT_MULTIPLE),
+                    parallel=count,
+                    cache_type_k=cache_type,
+                    cache_type_v=cache_type,
+                ),
                 hardware,
                 overhead_bytes=overhead_bytes,
             ),

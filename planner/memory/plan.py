@@ -32,6 +32,19 @@ class Verdict(StrEnum):
     REFUSED = "refused"
     UNKNOWN = "unknown"
 
+    @property
+    def sign(self) -> str:
+        """One character, where there is no room for a word."""
+        return _SIGNS[self]
+
+
+_SIGNS = {
+    Verdict.FITS: "✓",
+    Verdict.TIGHT: "~",
+    Verdict.TOO_BIG: "✗",
+    Verdict.REFUSED: "–",
+    Verdict.UNKNOWN: "?",
+}
 
 _NOT_ONE_BUFFER: tuple[Component, ...] = ("weights", "overhead")
 """Weights are split over several buffers, and what a driver takes is none of llama.cpp's."""

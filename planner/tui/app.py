@@ -16,14 +16,14 @@ from textual.app import App
 from textual.binding import Binding
 
 from planner.campaign import run_campaign
-from planner.engine.dry_run import Library
+from planner.engine.dry_run import Library, who_answers
 from planner.engine.find import Engine, find_engine
 from planner.hardware import Hardware
 from planner.reconcile.record import Record, default_folder
 from planner.tui.choices import Choice, find_choices
 from planner.tui.dialogs import HelpDialog
 from planner.tui.screen import MainScreen
-from planner.tui.work import RunCampaign, Sources, find_answerer
+from planner.tui.work import RunCampaign, Sources
 
 
 def make_app(
@@ -34,7 +34,7 @@ def make_app(
     choices: Callable[[], Iterable[Choice]] = find_choices,
     record: Record | None = None,
     run: RunCampaign = run_campaign,
-    answerer: Callable[[Engine | None], AbstractContextManager[Engine | Library]] = find_answerer,
+    answerer: Callable[[Engine | None], AbstractContextManager[Engine | Library]] = who_answers,
     clock: Callable[[], float] = time.monotonic,
 ) -> PlannerApp:
     """The app, ready to run. `engine` names the llama-server to use; the rest stands in for the world.

@@ -12,16 +12,7 @@ from planner.hardware import Hardware
 from planner.launch import Launch
 from planner.memory import Allocation, MemoryPlan, Verdict
 from planner.tui.choices import Choice
-from planner.units import GIB, MIB, format_bytes, format_mib, format_tokens
-
-SIGNS = {
-    Verdict.FITS: "✓",
-    Verdict.TIGHT: "~",
-    Verdict.TOO_BIG: "✗",
-    Verdict.REFUSED: "–",
-    Verdict.UNKNOWN: "?",
-}
-"""What tells the verdicts apart without colour."""
+from planner.units import format_bytes, format_mib, format_tokens
 
 VERDICT_WORDS = {
     Verdict.FITS: "fits",
@@ -30,17 +21,6 @@ VERDICT_WORDS = {
     Verdict.REFUSED: "refused",
     Verdict.UNKNOWN: "unknown",
 }
-
-
-def compact(size_bytes: int) -> str:
-    """A size in at most four characters: `271M`, `1.2G`, `24G`."""
-    for unit, letter in ((MIB, "M"), (GIB, "G"), (1024 * GIB, "T")):
-        value = size_bytes / unit
-        if value < 9.95 and letter != "M":
-            return f"{value:.1f}{letter}"
-        if value < 999.5 or letter == "T":
-            return f"{value:.0f}{letter}"
-    raise AssertionError("unreachable: the largest unit takes everything")
 
 
 SEARCHING = "Looking for models …"
@@ -151,16 +131,13 @@ def launch_line(plan: MemoryPlan) -> str:
 
 def verdict_line(plan: MemoryPlan) -> str:
     """The verdict with its sign, word and sentence."""
-    return f"{SIGNS[plan.verdict]} {VERDICT_WORDS[plan.verdict]}: {plan.verdict_reason}"
+    return f"{plan.verdict.sign} {VERDICT_WORDS[plan.verdict]}: {plan.verdict_reason}"
 
-
-MARKS: dict[Source, str] = {"formula": "≈", "interpolated": "·", "dry run": ""}
-"""What tells without colour whose figures a cell has; llama.cpp's own need no mark."""
 
 _SOURCES: dict[Source, str] = {
     "formula": "By formula: compute buffers are estimated.",
     "interpolated": "Between llama.cpp's own figures for the cells around it.",
-    "dry run": "llama.cpp's own figures, by a dry run of its first step.",
+    "dry run": "llama.cpp's own figures, by a dry run.",
 }
 
 

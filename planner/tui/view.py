@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.fit import Cell, Grid, Position
-from planner.memory import Verdict
-from planner.tui.text import MARKS, SIGNS, compact
 from planner.units import format_tokens
 
 LABEL_WIDTH = 6
@@ -62,9 +60,7 @@ def _people_line(grid: Grid, types: tuple[int, ...]) -> list[Span]:
 
 def _cell_span(cell: Cell, selected: bool) -> Span:
     verdict = cell.plan.verdict
-    known = verdict not in (Verdict.REFUSED, Verdict.UNKNOWN)
-    figure = f"{MARKS[cell.source]}{compact(cell.plan.bytes())}" if known else ""
-    text = f"{figure:>{CELL_WIDTH - 1}}{SIGNS[verdict]}"
+    text = cell.short.rjust(CELL_WIDTH)
     return Span(text, f"selected {verdict.value}" if selected else verdict.value)
 
 

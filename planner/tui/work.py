@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from planner.campaign import Campaign, launches_for, seen_by
 from planner.engine.arguments import server_arguments
-from planner.engine.dry_run import Library, dry_run, library_is_here
+from planner.engine.dry_run import Library, dry_run
 from planner.engine.find import Engine
-from planner.errors import DoesNotFitError, EngineError, UsageError
+from planner.errors import DoesNotFitError, UsageError
 from planner.export import shell_command
 from planner.fit import Cell, Grid, Position
 from planner.grids import refined
@@ -74,18 +74,6 @@ class Selected:
     def key(self) -> Key:
         """What its measurement is kept under."""
         return self.choice, self.cell.cache_type, self.cell.ctx_per_user, self.cell.users
-
-
-@contextmanager
-def find_answerer(engine: Engine | None) -> Iterator[Engine | Library]:
-    """The llama-server at hand, and only where there is none that makes dry runs the library."""
-    if engine is not None and "--fit" in engine.flags:
-        yield engine
-    elif library_is_here():
-        with Library() as library:
-            yield library
-    else:
-        raise EngineError("Neither a llama-server with --fit nor llama-cpp-python is here, so nobody can be asked.")
 
 
 def refine_grid(

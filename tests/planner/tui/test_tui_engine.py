@@ -19,13 +19,13 @@ from stand_ins import PATIENCE_S, app_of, main_screen, settled, tiny_entry, unti
 
 from planner import Hardware
 from planner.campaign import run_campaign
+from planner.engine.dry_run import who_answers
 from planner.engine.find import find_engine
 from planner.tui.app import PlannerApp
 from planner.tui.choices import Choice, ghost_model
 from planner.tui.grid import GridView
 from planner.tui.panels import StatusLine
 from planner.tui.text import SOURCES
-from planner.tui.work import find_answerer
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]
 
@@ -149,7 +149,7 @@ def test_every_way_out_ends_the_server_and_restores_the_terminal(tmp_path: Path,
 
 
 async def test_the_grid_becomes_llama_cpps_own_while_one_looks(tmp_path: Path) -> None:
-    app = real_app(tmp_path, answerer=find_answerer)
+    app = real_app(tmp_path, answerer=who_answers)
     async with app.run_test(size=(120, 36)) as pilot:
         await settled(pilot)
         view = main_screen(pilot).query_one(GridView)
@@ -162,7 +162,7 @@ async def test_the_grid_becomes_llama_cpps_own_while_one_looks(tmp_path: Path) -
 
 
 async def test_d_shows_the_dry_run_of_the_cell_and_esc_the_prediction_again(tmp_path: Path) -> None:
-    async with real_app(tmp_path, answerer=find_answerer).run_test(size=(120, 36)) as pilot:
+    async with real_app(tmp_path, answerer=who_answers).run_test(size=(120, 36)) as pilot:
         await settled(pilot)
         breakdown = main_screen(pilot).query_one("#breakdown")
         planned = str(breakdown.border_title)

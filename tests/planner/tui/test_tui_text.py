@@ -17,7 +17,7 @@ from planner.measure import Progress
 from planner.reconcile.record import Record
 from planner.tui import run_text, text
 from planner.tui.choices import ghost_choices
-from planner.units import GIB, MIB, signed_mib
+from planner.units import GIB, MIB, short_bytes, signed_mib
 
 NARROW_BREAKDOWN = 36
 """Columns of the breakdown at 80."""
@@ -45,7 +45,7 @@ def a_cell(index: int = 0, hardware: Hardware = MACHINE, model: int = 1) -> Cell
     ],
 )
 def test_compact_takes_four_characters(size: int, words: str) -> None:
-    assert text.compact(size) == words
+    assert short_bytes(size) == words
     assert len(words) <= 4
 
 
