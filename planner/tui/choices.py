@@ -30,14 +30,19 @@ class Choice:
 
 
 def find_choices() -> Iterator[Choice]:
-    """Every model file of this machine, damaged ones included; ghosts where no file can be read."""
-    usable = 0
+    """Every model file of this machine, else ghosts; files that cannot be read come last."""
+    damaged = []
+    usable = False
     for path in find_models(usual_folders()):
         choice = file_choice(path)
-        usable += choice.model is not None
-        yield choice
+        if choice.model is None:
+            damaged.append(choice)
+        else:
+            usable = True
+            yield choice
     if not usable:
         yield from ghost_choices()
+    yield from damaged
 
 
 def file_choice(path: Path) -> Choice:

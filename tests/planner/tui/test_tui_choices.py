@@ -26,13 +26,13 @@ def test_a_ghost_is_planned_without_its_file_as_with_it(entry: CatalogueEntry, t
     assert predict(imagined, launch, MACHINE).bytes() == predict(written, launch, MACHINE).bytes()
 
 
-def test_files_come_with_the_damaged_ones(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_files_come_last(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = own_home / "models"
     folder.mkdir()
     write_ghost(SMOLLM2, folder).rename(folder / "good.gguf")
     (folder / "bad.gguf").write_bytes(b"GGUF and no more")
-    bad, good = find_choices()
+    good, bad = find_choices()
     assert (bad.name, good.name) == ("bad.gguf", "good.gguf")
     assert bad.model is None and "bad.gguf" in bad.problem
     assert good.model is not None and good.problem == ""
@@ -45,7 +45,7 @@ def test_ghosts_stand_in_where_no_file_can_be_read(
     assert [choice.entry for choice in find_choices()] == [SMOLLM2, GEMMA3]
     (own_home / "models").mkdir()
     (own_home / "models" / "bad.gguf").write_bytes(b"")
-    assert [choice.entry for choice in find_choices()] == [None, SMOLLM2, GEMMA3]
+    assert [choice.entry for choice in find_choices()] == [SMOLLM2, GEMMA3, None]
 
 
 def test_a_ghost_has_a_file_only_while_it_is_used() -> None:
