@@ -105,4 +105,7 @@ def _legend(grid: Grid) -> list[tuple[str, str]]:
         lines.append(("·", f"between llama.cpp's own figures: {between} cells"))
     if own := grid.count("dry run"):
         lines.append(("no mark", f"llama.cpp's own figures: {own} cells"))
+    for verdict in (Verdict.REFUSED, Verdict.UNKNOWN):
+        why = dict.fromkeys(cell.plan.verdict_reason for cell in grid.cells if cell.plan.verdict is verdict)
+        lines += [(verdict.sign, reason) for reason in why]
     return lines
