@@ -135,9 +135,9 @@ def _chosen_model(named: str | None, hardware: Hardware) -> Iterator[tuple[Model
         yield best, "no model was named, and this is the largest of those found here that fits"
         return
     entry = load_catalogue()[0]
-    with temporary_ghost(entry) as path:
+    with temporary_ghost(entry) as ghost:
         yield (
-            Model.open(path),
+            ghost,
             "no model was named or found here. This is a ghost: the true shapes of a small model around empty "
             "weights. Memory and speed are real, its answers are not",
         )

@@ -1,4 +1,4 @@
-"""Answers that were given before, kept under header, build and launch: in memory, and on disk between runs."""
+"""Answers that were given before, kept under model, build and launch: in memory, and on disk between runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 
 from planner.engine.dry_figures import DryFigure, DryRun
 from planner.launch import Launch
+from planner.model.fingerprint import fingerprint
 from planner.model.model import Model
 
-_VERSION = 1
+_VERSION = 2
 _MOST_BYTES = 8 << 20
 """A file that has grown larger is begun anew."""
 
@@ -85,15 +86,12 @@ def _answer(document: dict[str, Any]) -> DryRun:
 
 
 def answer_key(model: Model, build: str, launch: Launch) -> str:
-    """What an answer is kept under."""
-    text = f"{header_fingerprint(model)} {build} {json.dumps(asdict(launch), sort_keys=True)}"
+    """What an answer is kept under: the model with its hyperparameters, the build, the launch."""
+    text = f"{fingerprint(model)} {_hyperparameters(model)} {build} {json.dumps(asdict(launch), sort_keys=True)}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @lru_cache(maxsize=64)
-def header_fingerprint(model: Model) -> str:
-    """The whole header but the words of its vocabulary, whose number is in it."""
-    digest = hashlib.sha256(repr(sorted(model.metadata.items(), key=lambda pair: pair[0])).encode())
-    for tensor in model.tensors:
-        digest.update(f"{tensor.name}{tensor.shape}{tensor.type.name}{tensor.shard}".encode())
-    return digest.hexdigest()
+def _hyperparameters(model: Model) -> str:
+    prefix = f"{model.architecture}."
+    return repr(sorted((key, value) for key, value in model.metadata.items() if key.startswith(prefix)))

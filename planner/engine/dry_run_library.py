@@ -22,7 +22,7 @@ from planner.errors import EngineError
 from planner.hardware import CPU_DEVICE
 from planner.launch import Launch
 from planner.memory.plan import Component
-from planner.model.ghost import whole_file
+from planner.model.ghost import dry_file
 from planner.model.model import Model
 from planner.units import MIB
 
@@ -56,7 +56,7 @@ class Library:
         # -P: the folder of the child's file holds modules of ours, which are none of its.
         self._process = LibraryProcess((sys.executable, "-P", str(_CHILD)))
         self._files = ExitStack()
-        self._whole: dict[Model, Path] = {}
+        self._dry: dict[Model, Path] = {}
 
     def __enter__(self) -> Library:
         return self
@@ -86,9 +86,9 @@ class Library:
         return DryRun(way="llama-cpp-python", build=self.build, figures=summed(_figures(answer.lines)))
 
     def _path(self, model: Model) -> Path:
-        if model not in self._whole:
-            self._whole[model] = self._files.enter_context(whole_file(model))
-        return self._whole[model]
+        if model not in self._dry:
+            self._dry[model] = self._files.enter_context(dry_file(model))
+        return self._dry[model]
 
 
 def _identity() -> str:

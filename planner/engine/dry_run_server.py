@@ -22,7 +22,7 @@ from planner.errors import EngineError
 from planner.hardware import CPU_DEVICE
 from planner.launch import Launch, resolve_context
 from planner.memory.plan import Component
-from planner.model.ghost import whole_file
+from planner.model.ghost import dry_file
 from planner.model.model import Model
 from planner.units import MIB
 
@@ -35,6 +35,8 @@ _TABLE = re.compile(
 )
 _TABLE_HEAD = re.compile(r"memory breakdown \[MiB\]")
 _FAILED = re.compile(r"error while trying to fit params|failed to fit params")
+_FOLLOWS = re.compile(r"failed to create_?\s?context with model|exiting due to model loading error")
+"""What llama-server says of every refusal, with the path of the file that it was asked about."""
 _ERROR = re.compile(r"^[\d.]+ E (?P<message>.+)$", re.MULTILINE)
 _LOADING = re.compile(r"load_tensors: loading model tensors|main: model loaded")
 _COLUMNS: tuple[tuple[str, tuple[Component, ...]], ...] = (
@@ -69,7 +71,7 @@ def server_dry_run(
     """
     if "--fit" not in engine.flags:
         raise EngineError("This llama-server has no --fit, so it makes no dry run.", "Use a newer build.")
-    with whole_file(model) as path:
+    with dry_file(model) as path:
         command = (str(engine.path), *server_arguments(_explicit(model, launch), path.absolute(), engine.flags))
         with LlamaServer(
             (*command, "--fit", "on", *_json_lines(engine)),
@@ -135,7 +137,7 @@ def read_rows(text: str) -> list[_Row]:
 def read_refusal(text: str) -> str:
     """llama.cpp's own words for why it makes no such context."""
     errors = [match["message"].strip() for match in _ERROR.finditer(text)]
-    said = [message for message in dict.fromkeys(errors) if not _FAILED.search(message)]
+    said = [one for one in dict.fromkeys(errors) if not (_FAILED.search(one) or _FOLLOWS.search(one))]
     return " / ".join(said) or own_words(text)
 
 

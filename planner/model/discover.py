@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from planner.model.marks import is_ghost_name
+
 MAX_DEPTH = 6
 """Folders below a usual one that are looked into: a hub cache nests five deep."""
 MAX_FILES = 500
@@ -78,7 +80,7 @@ def _may_be_model(name: str) -> bool:
     lowered = name.lower()
     return (
         lowered.endswith(".gguf")
-        and not lowered.endswith(".ghost.gguf")
+        and not is_ghost_name(lowered)
         and not lowered.startswith(_COMPANIONS)
         and "mmproj" not in lowered
         and not _LATER_SHARD.search(lowered)

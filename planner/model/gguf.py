@@ -12,7 +12,7 @@ from __future__ import annotations
 import stat
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from planner.errors import ModelError
@@ -103,6 +103,10 @@ class GgufHeader:
     """Bytes; of each tensor's offset and of the data section."""
     data_offset: int
     """Bytes from the start of the file to the first tensor's data."""
+    pair_spans: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
+    """Where each pair of the metadata begins and ends in the file, key and value together."""
+    tensors_span: tuple[int, int] = (0, 0)
+    """Where the tensor infos begin and end."""
 
     @property
     def file_bytes(self) -> int:
@@ -138,8 +142,9 @@ def parse_header(read: Callable[[int], bytes | None], size: int, name: str) -> G
     # A tensor info takes at least 24 bytes, a metadata pair at least 13: larger counts are lies.
     if tensor_count * 24 + metadata_count * 13 > size:
         raise cursor.broken(f"announces {metadata_count} metadata keys and {tensor_count} tensors")
-    metadata = _read_metadata(cursor, metadata_count)
+    metadata, spans = _read_metadata(cursor, metadata_count)
     alignment = _alignment(cursor, metadata)
+    tensors_start = cursor.position
     tensors = _read_tensors(cursor, tensor_count, alignment)
     return GgufHeader(
         version=version,
@@ -147,6 +152,8 @@ def parse_header(read: Callable[[int], bytes | None], size: int, name: str) -> G
         tensors=tensors,
         alignment=alignment,
         data_offset=pad(cursor.position, alignment),
+        pair_spans=spans,
+        tensors_span=(tensors_start, cursor.position),
     )
 
 
@@ -253,14 +260,17 @@ def _read_version(cursor: _Cursor) -> int:
     return version
 
 
-def _read_metadata(cursor: _Cursor, count: int) -> dict[str, MetadataValue]:
+def _read_metadata(cursor: _Cursor, count: int) -> tuple[dict[str, MetadataValue], dict[str, tuple[int, int]]]:
     metadata: dict[str, MetadataValue] = {}
+    spans: dict[str, tuple[int, int]] = {}
     for _ in range(count):
+        start = cursor.position
         key = cursor.text()
         if key in metadata:
             raise cursor.broken(f"has the key {key!r} twice")
         metadata[key] = _read_value(cursor, cursor.u32())
-    return metadata
+        spans[key] = (start, cursor.position)
+    return metadata, spans
 
 
 def _read_value(cursor: _Cursor, kind: int) -> MetadataValue:

@@ -13,6 +13,7 @@ from planner.model.gguf import GgufHeader, MetadataValue, TensorInfo
 from planner.model.graph import GraphShape, read_graph
 from planner.model.hyperparameters import Hyperparameters, Keys
 from planner.model.layout import MemoryLayout
+from planner.model.marks import GHOST_KEY
 from planner.model.shards import model_file, read_files
 
 
@@ -25,6 +26,8 @@ class Model:
     header: GgufHeader = field(repr=False)
     further_headers: tuple[GgufHeader, ...] = field(default=(), repr=False)
     """Those of the other files of a split model, in order."""
+    stands_for: Path | None = None
+    """The whole file on this machine that this is a ghost of; None for any other ghost, and for a file itself."""
 
     @classmethod
     def open(cls, path: str | Path, *, header_only: bool = False) -> Model:
@@ -87,7 +90,7 @@ class Model:
     @property
     def is_ghost(self) -> bool:
         """Whether this program wrote it as a header with a hole where the weights would be."""
-        return self.metadata.get("planner.ghost") is True
+        return self.metadata.get(GHOST_KEY) is True
 
     @cached_property
     def hyperparameters(self) -> Hyperparameters:

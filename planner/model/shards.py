@@ -76,6 +76,12 @@ def _numbered(header: GgufHeader, shard: int) -> GgufHeader:
     return replace(header, tensors=tuple(replace(tensor, shard=shard) for tensor in header.tensors))
 
 
+def model_stem(path: Path) -> str:
+    """The name of a model's file without its ending, and without the number of its part."""
+    match = _NAME.match(path.name)
+    return match["prefix"] if match else path.stem
+
+
 def shard_files(path: Path, count: int) -> tuple[Path, ...]:
     """All files of a split model, whichever of them `path` is. Raises ModelError naming those that are missing."""
     match = _NAME.match(path.name)

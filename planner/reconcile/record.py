@@ -17,6 +17,7 @@ from planner.errors import PlannerError
 from planner.hardware import kind_of_device
 from planner.memory import MemoryPlan
 from planner.model import Model
+from planner.model.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from planner.reconcile.reconciliation import Reconciliation
@@ -38,17 +39,6 @@ def default_folder() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_data_dir("planner", appauthor=False))
-
-
-def fingerprint(model: Model) -> str:
-    """What a learned value is kept under: the model's tensors and architecture, wherever the file lies."""
-    import hashlib  # like json below: a prediction before the first measurement starts faster without
-
-    # A ghost's vocabulary is made up, so what it teaches is not true of the real file.
-    digest = hashlib.sha256(f"{model.architecture} {model.is_ghost}".encode())
-    for tensor in model.tensors:
-        digest.update(f"{tensor.name}{tensor.shape}{tensor.type.name}".encode())
-    return digest.hexdigest()[:16]
 
 
 def used_devices(plan: MemoryPlan) -> list[str]:

@@ -79,8 +79,8 @@ def ghost_model(entry: CatalogueEntry) -> Model:
 def on_disk(choice: Choice) -> Iterator[Model]:
     """The model with a file that llama-server can load; a ghost's is written now and deleted afterwards."""
     if choice.entry is not None:
-        with temporary_ghost(choice.entry) as path:
-            yield Model.open(path)
+        with temporary_ghost(choice.entry) as model:
+            yield model
         return
     if choice.model is None:
         raise PlannerError(choice.problem)

@@ -1,4 +1,4 @@
-"""Answers are found again under the same header, build and launch, and a damaged cache is as good as none."""
+"""Answers are found again under the same model, build and launch, and a damaged cache is as good as none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from large_ghost import write_8b
 
 from planner import Launch, Model
 from planner.engine.dry_figures import DryFigure, DryRun, summed
-from planner.engine.dry_run_cache import DryRunCache, answer_key, default_path, header_fingerprint
+from planner.engine.dry_run_cache import DryRunCache, answer_key, default_path
+from planner.model.fingerprint import fingerprint
 
 LAUNCH = Launch(ctx_size=4096, parallel=1)
 FIGURE = DryFigure(device="CPU", components=("kv", "state"), size_bytes=5, low_bytes=4, high_bytes=6)
@@ -67,7 +68,7 @@ def test_the_persons_cache_is_the_default(own_home: Path) -> None:
     assert default_path().is_relative_to(own_home)
 
 
-def test_header_build_and_launch_are_what_an_answer_is_kept_under(tmp_path: Path, gemma: Model, smollm: Model) -> None:
+def test_model_build_and_launch_are_what_an_answer_is_kept_under(tmp_path: Path, gemma: Model, smollm: Model) -> None:
     keys = {
         answer_key(smollm, "a", LAUNCH),
         answer_key(smollm, "b", LAUNCH),
@@ -76,7 +77,15 @@ def test_header_build_and_launch_are_what_an_answer_is_kept_under(tmp_path: Path
     }
     assert len(keys) == 4
     whole, cut = write_8b(tmp_path / "a.gguf"), write_8b(tmp_path / "b.gguf", whole=False)
-    assert header_fingerprint(Model.open(whole)) == header_fingerprint(Model.open(cut, header_only=True))
+    cut_off = Model.open(cut, header_only=True)
+    assert answer_key(Model.open(whole), "a", LAUNCH) == answer_key(cut_off, "a", LAUNCH)
+
+
+def test_a_hyperparameter_that_shows_in_no_tensor_is_part_of_it(smollm: Model) -> None:
+    metadata = {**smollm.metadata, "llama.context_length": 4096}
+    other = Model(path=smollm.path, header=replace(smollm.header, metadata=metadata))
+    assert fingerprint(other) == fingerprint(smollm)
+    assert answer_key(other, "a", LAUNCH) != answer_key(smollm, "a", LAUNCH)
 
 
 def test_figures_of_one_kind_are_summed_with_their_rounding() -> None:

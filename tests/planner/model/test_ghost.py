@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+import typing
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -20,11 +21,13 @@ import gguf
 import msgspec
 import pytest
 
+from planner import Model
 from planner.errors import ModelError
-from planner.model import ghost
-from planner.model.catalogue import CatalogueEntry, find_entry
+from planner.model.catalogue import CatalogueEntry, FileType, find_entry
 from planner.model.gguf import GgufHeader, LongArray, read_header
-from planner.model.ghost import ghost_tensors, is_ghost, temporary_ghost, write_ghost
+from planner.model.ghost import ghost_tensors, temporary_ghost, write_ghost
+from planner.model.ghost.entry import FILE_TYPES
+from planner.model.ghost.vocabulary import _pieces
 
 SMOLLM2 = find_entry("smollm2-135m")
 GEMMA3 = find_entry("gemma-3-270m")
@@ -113,16 +116,21 @@ def test_the_file_ends_with_its_last_tensor(smollm2_ghost: Path) -> None:
 
 
 def test_a_ghost_says_what_it_is(smollm2_ghost: Path, smollm2_real: GgufHeader) -> None:
-    metadata = read_header(smollm2_ghost).metadata
-    assert metadata["general.name"] == "SmolLM2 135M (ghost: no weights)"
-    assert is_ghost(metadata)
-    assert not is_ghost(smollm2_real.metadata)
-    assert not is_ghost({"planner.ghost": False})
+    model = Model.open(smollm2_ghost)
+    assert model.name == "SmolLM2 135M (ghost: no weights)"
+    assert model.is_ghost
+    assert "planner.ghost" not in smollm2_real.metadata
+
+
+def test_the_numbers_of_file_types_are_llama_cpp_s() -> None:
+    for name, number in FILE_TYPES.items():
+        assert gguf.LlamaFileType[f"MOSTLY_{name}"] == number
+    assert set(FILE_TYPES) == set(typing.get_args(FileType))
 
 
 def test_pieces_are_unique_and_reached_by_merging_earlier_ones() -> None:
     earlier: set[str] = set()
-    for piece in islice(ghost._pieces(), SMOLLM2.vocabulary_size):
+    for piece in islice(_pieces(), SMOLLM2.vocabulary_size):
         assert piece not in earlier
         assert len(piece) == 1 or {piece[:-1], piece[-1]} <= earlier
         earlier.add(piece)
@@ -157,13 +165,6 @@ def test_the_weights_are_a_hole(smollm2_ghost: Path) -> None:
         assert status.st_blocks * 512 < 3_000_000
 
 
-def test_a_file_system_without_holes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ghost, "_allocated_bytes", lambda path: path.stat().st_size)
-    with pytest.raises(ModelError, match="cannot leave holes in files"), temporary_ghost(SMOLLM2, tmp_path):
-        pytest.fail("a ghost was made")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"Cannot write the ghost .*nowhere"):
         write_ghost(SMOLLM2, tmp_path / "nowhere")
@@ -171,22 +172,23 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 
 def test_a_temporary_ghost_is_deleted_afterwards(tmp_path: Path) -> None:
     with temporary_ghost(SMOLLM2, tmp_path) as first, temporary_ghost(SMOLLM2, tmp_path) as second:
-        assert first.is_file() and second.is_file() and first != second
-        assert first.name == "smollm2-135m.ghost.gguf"
+        assert first.path.is_file() and second.path.is_file() and first.path != second.path
+        assert first.path.name == "smollm2-135m.ghost.gguf"
+        assert first.stands_for is None
     assert not list(tmp_path.iterdir())
 
 
 def test_a_temporary_ghost_is_deleted_after_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), temporary_ghost(SMOLLM2, tmp_path) as path:
-        assert path.is_file()
+    with pytest.raises(KeyboardInterrupt), temporary_ghost(SMOLLM2, tmp_path) as model:
+        assert model.path.is_file()
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
 
 
 def test_temporary_ghosts_live_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
-    with temporary_ghost(SMOLLM2) as path:
-        assert path.parent.parent == tmp_path / "planner" / "ghosts"
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name, appauthor: str(tmp_path / name))
+    with temporary_ghost(SMOLLM2) as model:
+        assert model.path.parent.parent == tmp_path / "planner" / "ghosts"
 
 
 def post(port: int, path: str, body: Mapping[str, object]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,14 +11,15 @@ from gguf import GGUFWriter
 
 from planner import Hardware, Launch, Model, Verdict, predict
 from planner.errors import ModelError
-from planner.model.ghost import whole_file
 from planner.units import GIB
 
 NAMES = [f"small-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
 TENSORS = ["token_embd.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight", "blk.0.ffn_up.weight", "output.weight"]
 
 
-def write(folder: Path, *, tensors: list[str] = TENSORS, per_file: int = 2, name: str = "small") -> list[Path]:
+def write(
+    folder: Path, *, tensors: list[str] = TENSORS, per_file: int = 2, name: str = "small", rows: int = 32
+) -> list[Path]:
     """A llama of one layer in files of so many tensors; 0 for one file."""
     folder.mkdir(exist_ok=True)
     writer = GGUFWriter(folder / f"{name}.gguf", "llama", split_max_tensors=per_file)
@@ -29,7 +29,7 @@ def write(folder: Path, *, tensors: list[str] = TENSORS, per_file: int = 2, name
     writer.add_block_count(1)
     writer.add_head_count(4)
     for number, tensor in enumerate(tensors):
-        writer.add_tensor(tensor, numpy.zeros((32 + number, 64), numpy.float32))
+        writer.add_tensor(tensor, numpy.zeros((rows + number, 64), numpy.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -188,28 +188,3 @@ def test_parts_of_one_model_without_the_first_name_it(shards: list[Path]) -> Non
 
 def test_a_whole_model_has_a_plan(shards: list[Path]) -> None:
     assert predict(Model.open(shards[2]), Launch(), Hardware.simulate(ram=64 * GIB)).verdict is Verdict.FITS
-
-
-def test_a_model_that_is_whole_is_its_own_file(shards: list[Path]) -> None:
-    with whole_file(Model.open(shards[2])) as path:
-        assert path == shards[0]
-
-
-def test_parts_that_are_cut_off_are_made_whole_as_copies_with_holes(shards: list[Path], tmp_path: Path) -> None:
-    model = Model.open(shards[0])
-    os.truncate(shards[1], model.further_headers[0].data_offset)
-    copies = tmp_path / "copies"
-    with whole_file(Model.open(shards[0], header_only=True), copies) as path:
-        assert path.is_relative_to(copies)
-        assert Model.open(path).tensors == model.tensors
-    assert list(copies.iterdir()) == []
-
-
-def test_a_copy_that_cannot_be_written_is_a_sentence(shards: list[Path], tmp_path: Path) -> None:
-    os.truncate(shards[1], Model.open(shards[0]).further_headers[0].data_offset)
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(ModelError, match="Cannot make a folder"),
-        whole_file(Model.open(shards[0], header_only=True), tmp_path / "file" / "below"),
-    ):
-        pass

@@ -12,8 +12,9 @@ import pytest
 from planner import MemoryPlan, Model
 from planner.errors import PlannerError
 from planner.measure import Measurement
+from planner.model.fingerprint import fingerprint
 from planner.reconcile.reconciliation import Reconciliation, reconcile
-from planner.reconcile.record import DATA_VARIABLE, Record, default_folder, fingerprint
+from planner.reconcile.record import DATA_VARIABLE, Record, default_folder
 
 
 @pytest.fixture
@@ -68,6 +69,7 @@ def test_a_model_is_known_again_wherever_it_lies(gemma: Model, smollm: Model, tm
     moved = replace(gemma, path=tmp_path / "elsewhere.gguf")
     assert fingerprint(moved) == fingerprint(gemma)
     assert fingerprint(smollm) != fingerprint(gemma)
+    assert fingerprint(gemma) == "76c3124201d14970"  # records of years ago are kept under it
 
 
 @pytest.mark.parametrize("cut", [1, 20, 200])
