@@ -22,37 +22,49 @@ class Choice:
     name: str
     """The file's name, which tells the quantisation too; the title of a ghost."""
     model: Model | None
-    """None where the file cannot be read."""
+    """None where not even the header can be read."""
     problem: str = ""
-    """Why it cannot be read; empty when it can."""
+    """Why the file cannot be run; empty when it can."""
     entry: CatalogueEntry | None = None
     """The catalogue's entry behind a ghost; None for a file."""
 
+    @property
+    def is_ghost(self) -> bool:
+        """Whether there are no weights behind it."""
+        return self.entry is not None or (self.model is not None and self.model.is_ghost)
+
 
 def find_choices() -> Iterator[Choice]:
-    """Every model file of this machine, else ghosts; files that cannot be read come last."""
-    damaged = []
+    """Every model file of this machine, else ghosts; files that cannot be run come last."""
+    broken = []
     usable = False
     for path in find_models(usual_folders()):
         choice = file_choice(path)
-        if choice.model is None:
-            damaged.append(choice)
+        if choice.problem:
+            broken.append(choice)
         else:
             usable = True
             yield choice
     if not usable:
         yield from ghost_choices()
-    yield from damaged
+    yield from sorted(broken, key=lambda choice: choice.model is None)
 
 
 def file_choice(path: Path) -> Choice:
-    """The row of one file."""
+    """The row of one file; one that is cut off behind its header can still be planned."""
     try:
         return Choice(name=path.name, model=Model.open(path))
     except PlannerError as error:
-        return Choice(name=path.name, model=None, problem=str(error))
+        return Choice(name=path.name, model=_header_of(path), problem=str(error))
     except OSError as error:
         return Choice(name=path.name, model=None, problem=f"{path} cannot be read: {error.strerror}.")
+
+
+def _header_of(path: Path) -> Model | None:
+    try:
+        return Model.open(path, header_only=True)
+    except (PlannerError, OSError):
+        return None
 
 
 def ghost_choices() -> Iterator[Choice]:
@@ -76,12 +88,30 @@ def ghost_model(entry: CatalogueEntry) -> Model:
 
 
 @contextmanager
-def on_disk(choice: Choice) -> Iterator[Model]:
-    """The model with a file that llama-server can load; a ghost's is written now and deleted afterwards."""
+def to_run(choice: Choice, *, ghost: bool = False) -> Iterator[Model]:
+    """The model with a file that llama-server can run; a ghost's is written now and deleted afterwards.
+
+    `ghost` takes a ghost of a file, too. Raises PlannerError for a file that cannot be run.
+    """
+    source = choice.entry or (choice.model if ghost else None)
+    if source is not None:
+        with temporary_ghost(source) as model:
+            yield model
+    elif choice.model is None:
+        raise PlannerError(choice.problem)
+    elif choice.problem:
+        raise PlannerError(choice.problem, "Until then, g measures a ghost of it.")
+    else:
+        yield choice.model
+
+
+@contextmanager
+def to_ask(choice: Choice) -> Iterator[Model]:
+    """The model with a header that a dry run can copy. Raises PlannerError where there is none."""
     if choice.entry is not None:
         with temporary_ghost(choice.entry) as model:
             yield model
-        return
-    if choice.model is None:
+    elif choice.model is None:
         raise PlannerError(choice.problem)
-    yield choice.model
+    else:
+        yield choice.model

@@ -13,6 +13,7 @@ arrows   choose a cell; right of the last is the next cache type
 1 2 3    the same cell with an f16, q8_0 or q4_0 cache
 tab      on to the next part: models, grid, what the cell holds
 m        measure the cell: a real llama-server under real load
+g        measure a ghost of it: true shapes, and no weights to read
 d        dry run of the cell: what llama.cpp itself would reserve
 c        copy the llama-server command of the cell
 esc      stop measuring; close a message or a result

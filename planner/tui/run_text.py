@@ -49,7 +49,7 @@ def run_table(cell: Cell, run: Reconciliation, *, wide: bool) -> Table:
     header = ("MiB", "predicted", "dry run", "measured", "delta", "outcome") if wide else _NARROW_HEADER
     texts = align([header, *(_run_row(row, wide=wide) for row in rows)], "lrrrrl" if wide else "lrrrr")
     return Table(
-        title=f"Measured: {cell_title(cell)}",
+        title=f"{'Ghost measured' if run.measurement.ghost else 'Measured'}: {cell_title(cell)}",
         head=texts[0],
         lines=tuple(
             Line(text, _run_reason(row, "the process" if row is run.resident else "llama.cpp's log"))

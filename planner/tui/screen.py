@@ -41,6 +41,7 @@ class MainScreen(ThreadedScreen, inherit_bindings=False):
     BINDINGS = [  # noqa: RUF012 - Textual's own form
         Binding("m", "measure", "Measure"),
         Binding("d", "dry_run", "Dry run"),
+        Binding("g", "ghost", "Ghost"),
         Binding("escape", "stop", "Stop", key_display="esc"),
         Binding("c", "copy", "Copy"),
         Binding("1", "cache_type(0)", "Cache", key_display="1-3"),
@@ -205,9 +206,16 @@ class MainScreen(ThreadedScreen, inherit_bindings=False):
 
     def action_measure(self) -> None:
         """Measure the selected cell."""
+        self._start_measuring(ghost=False)
+
+    def action_ghost(self) -> None:
+        """Measure the selected cell on a ghost: a file that is not here whole, or weights that need not be read."""
+        self._start_measuring(ghost=True)
+
+    def _start_measuring(self, *, ghost: bool) -> None:
         if (ready := self._ready()) is not None:
             selected, hardware, engine = ready
-            self._measuring = Running(selected, self._sources.clock())
+            self._measuring = Running(selected, self._sources.clock(), ghost)
             self.query_one(StatusLine).clear()
             self.refresh_bindings()
             self._show_progress()
@@ -235,7 +243,7 @@ class MainScreen(ThreadedScreen, inherit_bindings=False):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Either measure or stop, never both."""
-        if action in ("measure", "dry_run", "back"):
+        if action in ("measure", "ghost", "dry_run", "back"):
             return self._measuring is None
         if action == "stop":
             return self._measuring is not None

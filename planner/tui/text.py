@@ -79,7 +79,7 @@ def _choice_line(choice: Choice, name_width: int) -> Styled:
     name = shorten(choice.name, name_width).ljust(name_width)
     if choice.model is None:
         return f"{name}  damaged", "$text-error"
-    mark = "ghost" if choice.entry is not None or choice.model.is_ghost else ""
+    mark = "ghost" if choice.is_ghost else "cut off" if choice.problem else ""
     known = choice.model.architecture if choice.model.rules else f"{choice.model.architecture}?"
     line = f"{name}  {shorten(known, 12):<12}{format_bytes(choice.model.tensor_bytes):>10}  {mark}"
     return line.rstrip(), "$foreground"

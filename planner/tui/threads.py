@@ -27,6 +27,8 @@ class Running:
 
     selected: Selected
     started_s: float
+    ghost: bool = False
+    """Whether a ghost runs in the place of the file."""
     stop: threading.Event = field(default_factory=threading.Event)
     progress: Progress = field(default_factory=lambda: Progress(phase="starting"))
 
@@ -137,6 +139,7 @@ class ThreadedScreen(Screen[None]):
                 hardware,
                 engine,
                 self._sources,
+                ghost=running.ghost,
                 on_progress=report,
                 cancelled=lambda: running.stop.is_set() or worker.is_cancelled,
             )

@@ -23,7 +23,7 @@ from planner.model import Model
 from planner.reconcile.dry_comparison import DryComparison, compare
 from planner.reconcile.reconciliation import Reconciliation
 from planner.reconcile.record import Record
-from planner.tui.choices import Choice, on_disk
+from planner.tui.choices import Choice, to_ask, to_run
 
 
 class RunCampaign(Protocol):
@@ -86,7 +86,7 @@ def refine_grid(
     cancelled: Callable[[], bool],
 ) -> Iterator[Grid]:
     """The grid after each of llama.cpp's answers; a model that is not here is asked about by its ghost."""
-    with sources.answerer(engine) as answerer, on_disk(choice) as model:
+    with sources.answerer(engine) as answerer, to_ask(choice) as model:
         yield from refined(model, grid, answerer, near=near, cancelled=cancelled)
 
 
@@ -101,7 +101,7 @@ def ask_cell(
     """The prediction of the cell's launch beside llama.cpp's own accounting of it."""
     launch = selected.cell.plan.launch
     hardware = seen_by(engine, hardware) if engine else hardware
-    with sources.answerer(engine) as answerer, on_disk(selected.choice) as model:
+    with sources.answerer(engine) as answerer, to_ask(selected.choice) as model:
         answer = dry_run(model, launch, answerer, cancelled=cancelled)
         return compare(model, predict(model, launch, hardware), answer)
 
@@ -112,14 +112,15 @@ def measure_cell(
     engine: Engine,
     sources: Sources,
     *,
+    ghost: bool,
     on_progress: Callable[[Progress], None],
     cancelled: Callable[[], bool],
 ) -> Reconciliation:
-    """Run the cell's launch, planned for `hardware`, for real.
+    """Run the cell's launch, planned for `hardware`, for real: of the file, or of a ghost of it.
 
     Raises PlannerError and Cancelled; no server is left in any case.
     """
-    with on_disk(selected.choice) as model:
+    with to_run(selected.choice, ghost=ghost) as model:
         campaign = sources.run(
             model,
             _launches(model, selected.cell, hardware, engine),
@@ -137,7 +138,7 @@ def measure_cell(
 def write_command(selected: Selected, hardware: Hardware, engine: Engine) -> str:
     """The command that starts what `measure_cell` would measure, quoted for a shell."""
     choice, cell = selected.choice, selected.cell
-    if choice.model is None:
+    if choice.model is None or choice.problem:
         raise UsageError(choice.problem)
     if choice.entry is not None:
         raise UsageError(

@@ -14,7 +14,7 @@ from planner.model.catalogue import CatalogueEntry
 from planner.model.fingerprint import fingerprint
 from planner.model.ghost import write_ghost
 from planner.reconcile.record import Record
-from planner.tui.choices import Choice, find_choices, ghost_choices, ghost_model, on_disk
+from planner.tui.choices import Choice, file_choice, find_choices, ghost_choices, ghost_model, to_ask, to_run
 from planner.tui.work import Selected, write_command
 
 
@@ -39,6 +39,28 @@ def test_damaged_files_come_last(own_home: Path, tmp_path: Path, monkeypatch: py
     assert good.model is not None and good.problem == ""
 
 
+def cut_off(path: Path, model: Path) -> Path:
+    """The header of a model and a little more, as a download that was broken off leaves it."""
+    with model.open("rb") as file:
+        path.write_bytes(file.read(Model.open(model).header.data_offset + 1000))
+    return path
+
+
+def test_a_download_that_was_broken_off_can_be_planned_asked_about_and_run_as_a_ghost(
+    smollm_path: Path, tmp_path: Path
+) -> None:
+    choice = file_choice(cut_off(tmp_path / "half.gguf", smollm_path))
+    assert choice.model is not None and "cut off" in choice.problem
+    with to_ask(choice) as asked:
+        assert asked.tensor_bytes == Model.open(smollm_path).tensor_bytes
+    with to_run(choice, ghost=True) as ghost:
+        assert ghost.is_ghost and ghost.path.parent != tmp_path
+        assert ghost.tensors == choice.model.tensors
+    with pytest.raises(PlannerError, match="cut off"), to_run(choice):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["half.gguf"]
+
+
 def test_ghosts_stand_in_where_no_file_can_be_read(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,13 +73,13 @@ def test_ghosts_stand_in_where_no_file_can_be_read(
 
 def test_a_ghost_has_a_file_only_while_it_is_used() -> None:
     choice = next(ghost_choices())
-    with on_disk(choice) as model:
+    with to_run(choice) as model:
         assert model.path.is_file()
     assert not model.path.exists()
 
 
 def test_a_damaged_file_is_never_used() -> None:
-    with pytest.raises(PlannerError, match="cut off"), on_disk(Choice(name="x", model=None, problem="cut off")):
+    with pytest.raises(PlannerError, match="cut off"), to_run(Choice(name="x", model=None, problem="cut off")):
         pass
 
 

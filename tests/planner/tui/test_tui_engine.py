@@ -22,7 +22,7 @@ from planner.campaign import run_campaign
 from planner.engine.dry_run import who_answers
 from planner.engine.find import find_engine
 from planner.tui.app import PlannerApp
-from planner.tui.choices import Choice, ghost_model
+from planner.tui.choices import Choice, file_choice, ghost_model
 from planner.tui.grid import GridView
 from planner.tui.panels import StatusLine
 from planner.tui.text import SOURCES
@@ -34,7 +34,7 @@ def real_app(tmp_path: Path, **stand_ins: Any) -> PlannerApp:
     entry = tiny_entry()
     choice = Choice(name=entry.title, model=ghost_model(entry), entry=entry)
     real = {"find": find_engine, "run": run_campaign, "detect": Hardware.detect, "clock": time.monotonic}
-    return app_of(tmp_path, (choice,), **real, **stand_ins)
+    return app_of(tmp_path, **{"choices": (choice,), **real, **stand_ins})
 
 
 def servers_of(pid: int) -> list[psutil.Process]:
@@ -52,7 +52,7 @@ async def test_m_measures_for_real_and_learns(tmp_path: Path) -> None:
         await settled(pilot)
         await pilot.press("left", "m")
         breakdown = main_screen(pilot).query_one("#breakdown")
-        await until(pilot, lambda: str(breakdown.border_title).startswith("Measured"))
+        await until(pilot, lambda: str(breakdown.border_title).startswith("Ghost measured"))
         assert servers_of(os.getpid()) == []
         await settled(pilot)
         cells = main_screen(pilot).query_one(GridView).grid.cells
@@ -171,6 +171,17 @@ async def test_d_shows_the_dry_run_of_the_cell_and_esc_the_prediction_again(tmp_
         assert "dry run" in str(main_screen(pilot).query_one("#rows-head").render())
         await pilot.press("escape")
         await until(pilot, lambda: str(breakdown.border_title) == planned)
+
+
+async def test_g_measures_a_ghost_of_a_file(tmp_path: Path, smollm_path: Path) -> None:
+    app = real_app(tmp_path, choices=[file_choice(smollm_path)])
+    async with app.run_test(size=(120, 36)) as pilot:
+        await settled(pilot)
+        await pilot.press("up", "up", "left", "g")
+        breakdown = main_screen(pilot).query_one("#breakdown")
+        await until(pilot, lambda: str(breakdown.border_title).startswith("Ghost measured"))
+    assert servers_of(os.getpid()) == []
+    assert not list((Path(os.environ["XDG_CACHE_HOME"]) / "planner" / "ghosts").iterdir())
 
 
 async def test_d_says_why_nobody_can_be_asked(tmp_path: Path) -> None:
