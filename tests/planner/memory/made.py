@@ -1,4 +1,4 @@
-"""Models that exist only as metadata: no file is needed to predict them."""
+"""Models that exist only as metadata, for which no file is needed, and launches of every kind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner import Model
+from hypothesis import strategies as st
+
+from planner import Launch, Model
+from planner.launch import CACHE_TYPES
 from planner.model.ggml_types import type_named
 from planner.model.gguf import GgufHeader, TensorInfo
 
@@ -34,3 +37,25 @@ def llama(**changes: Any) -> Model:
     } | {name.replace("__", "."): value for name, value in changes.items()}
     metadata = {f"llama.{key}": value for key, value in values.items() if value is not None}
     return model({"general.architecture": "llama", **metadata})
+
+
+def launches(**further: st.SearchStrategy[Any]) -> st.SearchStrategy[Launch]:
+    """Launches that differ in everything that decides memory on a processor, and in these further fields."""
+    return st.builds(
+        Launch,
+        ctx_size=st.one_of(st.just(0), st.integers(1, 300_000)),
+        parallel=st.one_of(st.none(), st.integers(1, 300)),
+        kv_unified=st.sampled_from([None, False, True]),
+        cache_type_k=st.sampled_from(CACHE_TYPES),
+        cache_type_v=st.sampled_from(CACHE_TYPES),
+        flash_attn=st.sampled_from(["auto", "on", "off"]),
+        batch_size=st.integers(1, 5000),
+        ubatch_size=st.integers(1, 5000),
+        swa_full=st.booleans(),
+        repack=st.booleans(),
+        load_mode=st.sampled_from(["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"]),
+        cache_ram=st.integers(-1, 20_000),
+        ctx_checkpoints=st.integers(0, 100),
+        embeddings=st.booleans(),
+        **further,
+    )

@@ -15,26 +15,8 @@ from planner.units import GIB
 
 MACHINE = Hardware.simulate(ram=64 * GIB)
 
-LAUNCHES = st.builds(
-    Launch,
-    ctx_size=st.one_of(st.just(0), st.integers(1, 300_000)),
-    parallel=st.one_of(st.none(), st.integers(1, 300)),
-    kv_unified=st.sampled_from([None, False, True]),
-    cache_type_k=st.sampled_from(CACHE_TYPES),
-    cache_type_v=st.sampled_from(CACHE_TYPES),
-    flash_attn=st.sampled_from(["auto", "on", "off"]),
-    batch_size=st.integers(1, 5000),
-    ubatch_size=st.integers(1, 5000),
-    swa_full=st.booleans(),
-    repack=st.booleans(),
-    load_mode=st.sampled_from(["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"]),
-    cache_ram=st.integers(-1, 20_000),
-    ctx_checkpoints=st.integers(0, 100),
-    embeddings=st.booleans(),
-)
 
-
-@given(launch=LAUNCHES, prompt_tokens=st.one_of(st.none(), st.integers(0, 300_000)))
+@given(launch=made.launches(), prompt_tokens=st.one_of(st.none(), st.integers(0, 300_000)))
 def test_every_valid_launch_has_a_plan(gemma: Model, smollm: Model, launch: Launch, prompt_tokens: int | None) -> None:
     for model in (gemma, smollm):
         plan = predict(model, launch, MACHINE, prompt_tokens=prompt_tokens)
@@ -117,7 +99,7 @@ def test_a_coarser_cache_is_smaller(gemma: Model, smollm: Model, context: int, u
         assert (q4 * 32, q8 * 32, f32) == (f16 * 9, f16 * 17, f16 * 2)
 
 
-@given(launch=LAUNCHES)
+@given(launch=made.launches())
 def test_what_grows_decides_nothing_that_is_reserved(gemma: Model, launch: Launch) -> None:
     still = replace(launch, cache_ram=0, ctx_checkpoints=0)
     assert predict(gemma, launch, MACHINE).bytes() == predict(gemma, still, MACHINE).bytes()

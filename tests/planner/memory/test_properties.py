@@ -78,44 +78,28 @@ def kept(plan: MemoryPlan) -> int:
     return sum(allocation.reserved_bytes for allocation in plan.allocations if allocation.component in KV_AND_STATE)
 
 
-def launches() -> st.SearchStrategy[Launch]:
-    """Every launch that makes sense, and many that llama.cpp refuses."""
-    return st.builds(
-        Launch,
-        ctx_size=st.one_of(st.just(0), CONTEXTS),
-        parallel=st.one_of(st.none(), st.integers(1, 300)),
-        kv_unified=st.sampled_from([None, False, True]),
-        cache_type_k=TYPES,
-        cache_type_v=TYPES,
-        flash_attn=st.sampled_from(["auto", "on", "off"]),
-        batch_size=st.integers(1, 5000),
-        ubatch_size=st.integers(1, 5000),
-        swa_full=st.booleans(),
-        repack=st.booleans(),
-        load_mode=st.sampled_from(["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"]),
-        cache_ram=st.integers(-1, 20_000),
-        ctx_checkpoints=st.integers(0, 100),
-        embeddings=st.booleans(),
-        device=st.sampled_from([None, None, "none", "CUDA0", "CUDA1,CUDA0", "no such device", ""]),
-        n_gpu_layers=st.one_of(st.none(), st.integers(-2, 1000)),
-        split_mode=st.sampled_from(["layer", "none"]),
-        main_gpu=st.integers(0, 3),
-        tensor_split=st.lists(st.floats(0, 1e30), max_size=4).map(tuple),
-        override_tensor=st.sampled_from([(), (("ffn", "CPU"),), (("(", "CPU"),), (("exps", "CUDA0"), ("", "CPU"))]),
-        cpu_moe=st.booleans(),
-        n_cpu_moe=st.integers(0, 100),
-        n_cpu_ffn=st.integers(0, 100),
-        kv_offload=st.booleans(),
-        no_host=st.booleans(),
-        spec_type=st.sampled_from(["none", "draft-mtp"]),
-        spec_draft_n_max=st.integers(1, 20),
-    )
+PLACED_LAUNCHES = made.launches(
+    device=st.sampled_from([None, None, "none", "CUDA0", "CUDA1,CUDA0", "no such device", ""]),
+    n_gpu_layers=st.one_of(st.none(), st.integers(-2, 1000)),
+    split_mode=st.sampled_from(["layer", "none"]),
+    main_gpu=st.integers(0, 3),
+    tensor_split=st.lists(st.floats(0, 1e30), max_size=4).map(tuple),
+    override_tensor=st.sampled_from([(), (("ffn", "CPU"),), (("(", "CPU"),), (("exps", "CUDA0"), ("", "CPU"))]),
+    cpu_moe=st.booleans(),
+    n_cpu_moe=st.integers(0, 100),
+    n_cpu_ffn=st.integers(0, 100),
+    kv_offload=st.booleans(),
+    no_host=st.booleans(),
+    spec_type=st.sampled_from(["none", "draft-mtp"]),
+    spec_draft_n_max=st.integers(1, 20),
+)
+"""Every launch that makes sense, and many that llama.cpp refuses."""
 
 
 @EVERY
 @given(
     model=st.sampled_from(ALL),
-    launch=launches(),
+    launch=PLACED_LAUNCHES,
     hardware=MACHINES,
     prompt=st.one_of(st.none(), st.integers(0, 300_000)),
 )

@@ -191,3 +191,13 @@ async def test_d_says_why_nobody_can_be_asked(tmp_path: Path) -> None:
         status = main_screen(pilot).query_one(StatusLine)
         await until(pilot, lambda: status.display)
         assert "llama-cpp-python" in str(status.render())
+
+
+async def test_quitting_while_llama_cpp_is_asked_ends_it(tmp_path: Path) -> None:
+    ghosts = Path(os.environ["XDG_CACHE_HOME"]) / "planner" / "ghosts"
+    async with real_app(tmp_path, answerer=who_answers).run_test() as pilot:
+        await until(pilot, lambda: bool(servers_of(os.getpid())))
+    deadline = time.monotonic() + PATIENCE_S
+    while servers_of(os.getpid()) or list(ghosts.iterdir()):  # its thread is ending
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
