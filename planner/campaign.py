@@ -54,7 +54,8 @@ class Campaign:
         if self.recommendation is None:
             return None
         run = next(run for run in self.runs if run.measurement.launch == self.recommendation.launch)
-        return shell_command(run.measurement.command, ghost=run.measurement.ghost)
+        measurement = run.measurement
+        return shell_command(measurement.command, ghost=measurement.ghost, stands_for=measurement.stands_for)
 
 
 def machine_of(engine: Engine) -> Hardware:

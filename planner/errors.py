@@ -27,6 +27,10 @@ class ModelError(PlannerError):
     """A model file cannot be read as what it claims to be."""
 
 
+class CutOffError(ModelError):
+    """A model file ends before its tensors do, behind a header that is whole."""
+
+
 class EngineError(PlannerError):
     """llama.cpp is missing, does not run here, or died; its own words are quoted."""
 

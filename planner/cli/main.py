@@ -28,7 +28,7 @@ _COMMANDS = {
 """Command: module and function; a module is imported when its command runs, so that each starts fast."""
 
 _NO_MODEL = "\0"
-"""What `--measure` stands for without a model behind it: nothing that a person can type."""
+"""What `--measure` and `--ghost` stand for without a model behind it: nothing that a person can type."""
 
 
 class _LazyGroup(click.Group):
@@ -57,6 +57,16 @@ class _LazyGroup(click.Group):
     help="Measure llama-server with f16, q8_0 and q4_0 caches, hold it against the prediction, recommend. "
     "Without MODEL: the best model found here, else a small ghost.",
 )
+@click.option(
+    "--ghost",
+    "ghost",
+    metavar="[MODEL]",
+    is_flag=False,
+    flag_value=_NO_MODEL,
+    default=None,
+    help="Measure a ghost of MODEL: a true header without weights. MODEL may be cut off behind its header, or a "
+    "name of the catalogue.",
+)
 @click.option("--context", type=click.IntRange(1), metavar="N", help="Tokens for each person.  [default: 8192]")
 @click.option("--users", type=click.IntRange(1), metavar="M", help="People served at once.  [default: 2]")
 @click.option("--engine", type=click.Path(path_type=Path), metavar="PATH", help="The llama-server to use.")
@@ -72,6 +82,7 @@ class _LazyGroup(click.Group):
 def cli(
     ctx: click.Context,
     measured: str | None,
+    ghost: str | None,
     context: int | None,
     users: int | None,
     engine: Path | None,
@@ -83,7 +94,13 @@ def cli(
 
     Without a command: the app, or a plain report where standard output is no terminal.
     """
-    given = {"--context": context, "--users": users, "--force": force or None, "--ready-timeout": ready_timeout}
+    given = {
+        "--ghost": ghost,
+        "--context": context,
+        "--users": users,
+        "--force": force or None,
+        "--ready-timeout": ready_timeout,
+    }
     stray = [name for name, value in given.items() if value is not None]
     if ctx.invoked_subcommand is not None:
         stray += [name for name, value in {"--measure": measured, "--engine": engine}.items() if value is not None]
@@ -94,8 +111,12 @@ def cli(
     if measured is not None:
         from planner.cli.measure import run_measure
 
+        named = [name for name in (measured, ghost) if name not in (None, _NO_MODEL)]
+        if len(named) > 1:
+            raise click.UsageError(f"One model at a time, not {' and '.join(map(str, named))}.")
         run_measure(
-            model=None if measured == _NO_MODEL else measured,
+            model=named[0] if named else None,
+            ghost=ghost is not None,
             context=context,
             users=users,
             engine=engine,

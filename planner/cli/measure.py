@@ -13,7 +13,7 @@ from planner.campaign import DEFAULT_CONTEXT, DEFAULT_USERS, Campaign, launches_
 from planner.cli.progress import ProgressLine
 from planner.cli.render import format_count, labelled, launch_summary, render_hardware, render_table
 from planner.engine.find import Engine, find_engine
-from planner.errors import PlannerError
+from planner.errors import CutOffError, ModelError, PlannerError
 from planner.export.documents import measure_document, run_document
 from planner.fit import MAIN_CACHE_TYPES
 from planner.hardware import Hardware
@@ -22,7 +22,7 @@ from planner.measure import Speed
 from planner.measure.run import READY_TIMEOUT_S
 from planner.memory import Verdict, predict
 from planner.model import Model
-from planner.model.catalogue import load_catalogue
+from planner.model.catalogue import CatalogueEntry, find_entry, load_catalogue
 from planner.model.discover import find_models, usual_folders
 from planner.model.ghost import temporary_ghost
 from planner.reconcile.reconciliation import Reconciliation, Row
@@ -32,6 +32,7 @@ from planner.units import MIB, format_bytes, format_mib, signed_mib
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model", required=False)
+@click.option("--ghost", is_flag=True, help="Measure a ghost of MODEL: a true header without weights.")
 @click.option("--context", type=click.IntRange(1), metavar="N", help="Tokens for each person.  [default: 8192]")
 @click.option("--users", type=click.IntRange(1), metavar="M", help="People served at once.  [default: 2]")
 @click.option("--engine", type=click.Path(path_type=Path), metavar="PATH", help="The llama-server to use.")
@@ -40,6 +41,7 @@ from planner.units import MIB, format_bytes, format_mib, signed_mib
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def measure_command(
     model: str | None,
+    ghost: bool,
     context: int | None,
     users: int | None,
     engine: Path | None,
@@ -49,10 +51,12 @@ def measure_command(
 ) -> None:
     """Measure llama-server with f16, q8_0 and q4_0 caches and hold it against the prediction.
 
-    The same as `planner --measure [MODEL]`.
+    The same as `planner --measure [MODEL]`. With --ghost, MODEL may be cut off behind its header, or a name of
+    the catalogue; nothing of its weights is read.
     """
     run_measure(
         model=model,
+        ghost=ghost,
         context=context,
         users=users,
         engine=engine,
@@ -65,6 +69,7 @@ def measure_command(
 def run_measure(
     *,
     model: str | None,
+    ghost: bool,
     context: int | None,
     users: int | None,
     engine: Path | None,
@@ -75,7 +80,7 @@ def run_measure(
     """Run the main job and print its report; errors are raised, for the entry point to put into words."""
     found = find_engine(engine)
     hardware = machine_of(found)
-    with _chosen_model(model, hardware) as (opened, why):
+    with _chosen_model(model, hardware, ghost=ghost) as (opened, why):
         launches = launches_for(
             opened,
             hardware,
@@ -125,22 +130,49 @@ def _default_context(model: Model) -> int:
 
 
 @contextlib.contextmanager
-def _chosen_model(named: str | None, hardware: Hardware) -> Iterator[tuple[Model, str]]:
-    """The model to measure and why it is this one."""
-    if named is not None:
-        yield Model.open(named), "it was named"
-        return
-    best = _best_model(hardware)
+def _chosen_model(named: str | None, hardware: Hardware, *, ghost: bool) -> Iterator[tuple[Model, str]]:
+    """The model to measure, for as long as it is there, and why it is this one."""
+    best = None if ghost or named is not None else _best_model(hardware)
     if best is not None:
         yield best, "no model was named, and this is the largest of those found here that fits"
-        return
-    entry = load_catalogue()[0]
-    with temporary_ghost(entry) as ghost:
-        yield (
-            ghost,
-            "no model was named or found here. This is a ghost: the true shapes of a small model around empty "
-            "weights. Memory and speed are real, its answers are not",
-        )
+    elif named is not None and not ghost:
+        yield _open_whole(named), "it was named"
+    elif named is not None:
+        source = _header_of(named)
+        what = str(source.path) if isinstance(source, Model) else source.title
+        with temporary_ghost(source) as opened:
+            yield opened, f"it was named. {_about_ghost(opened, what)}"
+    else:
+        why = "no model was named" if ghost else "no model was named or found here"
+        with temporary_ghost(load_catalogue()[0]) as opened:
+            yield opened, f"{why}. {_about_ghost(opened, 'a small model')}"
+
+
+def _about_ghost(ghost: Model, what: str) -> str:
+    said = (
+        f"This is a ghost: the true shapes of {what} around empty weights. Memory and speed are real, its answers "
+        "are not"
+    )
+    if ghost.rules is None or not ghost.hyperparameters.n_expert:
+        return said
+    return f"{said}. It asks the same few experts for every token, so the model itself may be slower"
+
+
+def _open_whole(named: str) -> Model:
+    try:
+        return Model.open(named)
+    except CutOffError as error:
+        raise CutOffError(error.message, "Finish the download, or measure a ghost of it with --ghost.") from None
+
+
+def _header_of(named: str) -> Model | CatalogueEntry:
+    """What a ghost is to be made of: a file or folder, else an entry of the catalogue."""
+    if Path(named).expanduser().exists():
+        return Model.open(named, header_only=True)
+    try:
+        return find_entry(named)
+    except ModelError as error:
+        raise ModelError(f"There is no file {named}, and the catalogue has no such model.", error.hint) from None
 
 
 def _best_model(hardware: Hardware) -> Model | None:
@@ -241,14 +273,22 @@ def render_campaign(campaign: Campaign) -> str:
     if campaign.recommendation is None or campaign.recommended_command is None:
         return "\n".join([*lines, "No launch can be recommended: none of them fits."])
     cache_type = campaign.recommendation.launch.cache_type_k
-    ghost = any(run.measurement.ghost for run in campaign.runs)
-    ran = "This ran here, with a free port, a key and a more talkative log."
     return "\n".join(
         [
             *lines,
             labelled("Use", f"the {cache_type} cache. {campaign.recommendation.reason}"),
-            labelled("", f"{ran} The ghost is gone: put a model of your own in its place." if ghost else ran),
+            labelled("", _what_ran(campaign)),
             "",
             f"    {campaign.recommended_command}",
         ]
     )
+
+
+def _what_ran(campaign: Campaign) -> str:
+    measured = [run.measurement for run in campaign.runs]
+    ran = "ran here, with a free port, a key and a more talkative log."
+    if not any(measurement.ghost for measurement in measured):
+        return f"This {ran}"
+    if any(measurement.stands_for is not None for measurement in measured):
+        return f"A ghost of this file {ran} The file itself was not loaded."
+    return f"A ghost {ran} It is gone: put the model itself in its place."

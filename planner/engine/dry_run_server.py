@@ -35,8 +35,8 @@ _TABLE = re.compile(
 )
 _TABLE_HEAD = re.compile(r"memory breakdown \[MiB\]")
 _FAILED = re.compile(r"error while trying to fit params|failed to fit params")
-_FOLLOWS = re.compile(r"failed to create_?\s?context with model|exiting due to model loading error")
-"""What llama-server says of every refusal, with the path of the file that it was asked about."""
+_FOLLOWS = re.compile(r"failed to (load|create_?\s?context with) model|exiting due to model loading error")
+"""What llama-server says after any refusal, with the path of the ghost that it was asked about."""
 _ERROR = re.compile(r"^[\d.]+ E (?P<message>.+)$", re.MULTILINE)
 _LOADING = re.compile(r"load_tensors: loading model tensors|main: model loaded")
 _COLUMNS: tuple[tuple[str, tuple[Component, ...]], ...] = (

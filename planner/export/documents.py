@@ -35,6 +35,7 @@ def model_document(model: Model) -> Document:
         "name": model.name,
         "architecture": model.architecture,
         "ghost": model.is_ghost,
+        "stands_for": None if model.stands_for is None else str(model.stands_for),
         "parameters": model.parameters,
         "tensor_bytes": model.tensor_bytes,
     }
@@ -186,7 +187,7 @@ def run_document(reconciliation: Reconciliation) -> Document:
             "resident": _row_document(reconciliation.resident),
             "learned_overhead_bytes": reconciliation.learned_overhead_bytes,
         },
-        "command": shell_command(measurement.command, ghost=measurement.ghost),
+        "command": shell_command(measurement.command, ghost=measurement.ghost, stands_for=measurement.stands_for),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from planner.engine.log import EngineLog
@@ -55,6 +56,8 @@ class Measurement:
     """Program and arguments that decide the run; port, key and verbosity of the measurement left out."""
     ghost: bool
     """Whether the model was a ghost: memory and speed are real, its file is gone."""
+    stands_for: Path | None = None
+    """The whole file that the ghost was made of, for a command to name; None where there is none."""
     engine_version: str
     engine_build: str
     started_at: str

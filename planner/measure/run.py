@@ -70,6 +70,7 @@ def measure(
         launch=launch,
         command=command,
         ghost=model.is_ghost,
+        stands_for=model.stands_for,
         engine_version=engine.version,
         engine_build=engine.build,
         started_at=started_at,

@@ -85,7 +85,9 @@ def _complete(server: LlamaServer, slot: int, prompt: list[int], workload: Workl
     }
     moments: list[float] = []
     for event in server.stream("/completion", body, timeout_s=ANSWER_TIMEOUT_S):
-        moments.extend(time.monotonic() for _ in event.get("tokens", []))
+        # A token that ends within a character is held back; it is counted with the next one that is told.
+        predicted = event.get("tokens_predicted", len(moments) + len(event.get("tokens", [])))
+        moments.extend([time.monotonic()] * (predicted - len(moments)))
     if len(moments) < workload.generated_tokens:
         raise EngineError(
             f"llama-server generated {len(moments)} tokens of the {workload.generated_tokens} it was asked for."

@@ -132,10 +132,10 @@ def load_catalogue() -> tuple[CatalogueEntry, ...]:
 
 
 def find_entry(name: str) -> CatalogueEntry:
-    """Return the entry of that name; raise a `ModelError` that lists the names where there is none."""
+    """Return the entry of that name or title; raise a `ModelError` that lists the names where there is none."""
     catalogue = load_catalogue()
     for entry in catalogue:
-        if entry.name == name:
+        if name.casefold() in (entry.name, entry.title.casefold()):
             return entry
     names = [entry.name for entry in catalogue]
     raise ModelError(f"The catalogue has no model {name!r}.", f"It has {', '.join(names)}.")

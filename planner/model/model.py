@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from planner.errors import ModelError
+from planner.errors import CutOffError, ModelError
 from planner.model.architectures import ARCHITECTURES, Architecture
 from planner.model.gguf import GgufHeader, MetadataValue, TensorInfo
 from planner.model.graph import GraphShape, read_graph
@@ -27,7 +27,7 @@ class Model:
     further_headers: tuple[GgufHeader, ...] = field(default=(), repr=False)
     """Those of the other files of a split model, in order."""
     stands_for: Path | None = None
-    """The whole file on this machine that this is a ghost of; None for any other ghost, and for a file itself."""
+    """The whole file here that this is a ghost of, absolute; None for any other ghost, and for a file itself."""
 
     @classmethod
     def open(cls, path: str | Path, *, header_only: bool = False) -> Model:
@@ -152,7 +152,7 @@ def _printable(text: str) -> str:
 def _check_complete(file: Path, header: GgufHeader) -> None:
     actual = file.stat().st_size
     if header.tensors and actual < header.file_bytes:
-        raise ModelError(
+        raise CutOffError(
             f"{file} is cut off: its tensors need {header.file_bytes:,} bytes and the file has {actual:,} "
             f"({header.file_bytes - actual:,} missing).",
             "Finish the download.",

@@ -134,7 +134,7 @@ def _file_behind(source: Model | CatalogueEntry) -> Path | None:
     """The file that a command may name in place of the ghost."""
     if isinstance(source, CatalogueEntry) or source.is_ghost or not _is_whole(source):
         return None
-    return source.path
+    return source.path.absolute()
 
 
 # The folder ----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 from planner.errors import ModelError
 from planner.units import format_bytes
 
+_ON_LINUX: bool = sys.platform == "linux"
 _PROBE_BYTES = 4 << 20
 """What is tried before a file of any size is made: many blocks of every file system, and soon written."""
 
@@ -42,6 +43,8 @@ def _probe(path: Path, hole_bytes: int) -> None:
 
 def is_in_memory(directory: Path) -> bool:
     """Whether the directory's files lie in RAM, where a page of a hole that is read stays until the file goes."""
+    if not _ON_LINUX:
+        return False
     import psutil
 
     resolved = directory.resolve()

@@ -129,18 +129,51 @@ def test_a_measurement_can_be_stopped_at_every_stage(smollm_path: Path, stage: s
 
 @pytest.mark.engine
 @pytest.mark.xdist_group("measuring")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_measurement_of_a_ghost_takes_the_ghost_away(own_home: Path, number: signal.Signals) -> None:
-    with terminal("--measure", "--context", 256, "--users", 1) as planner:
-        planner.wait_for("loading the model")
+@pytest.mark.parametrize(
+    ("stage", "number"),
+    [
+        ("starting llama-server", signal.SIGHUP),
+        ("loading the model", signal.SIGINT),
+        ("loading the model", signal.SIGTERM),
+        ("everyone at once 0/2", signal.SIGHUP),
+        ("one person alone", signal.SIGTERM),
+    ],
+)
+@pytest.mark.parametrize("model", ["", "smollm"])
+def test_a_stopped_measurement_of_a_ghost_takes_the_ghost_away(
+    own_home: Path, smollm_path: Path, model: str, stage: str, number: signal.Signals
+) -> None:
+    named = (smollm_path,) if model else ()
+    with terminal("--measure", "--ghost", *named, "--context", 256, "--users", 2) as planner:
+        planner.wait_for(re.escape(stage))
         assert list(own_home.rglob("*.gguf"))
-        process, _ = server_below(planner.process.pid)
+        server = None if "starting" in stage else server_below(planner.process.pid)
         planner.process.send_signal(number)
         exit_code, _ = planner.end()
         assert exit_code == 1
         assert planner.text.rstrip().endswith(STOPPED)
         assert list(own_home.rglob("*.gguf")) == []
-        assert has_ended(process.pid)
+        assert list((own_home / ".cache" / "planner" / "ghosts").iterdir()) == []
+        assert server is None or has_ended(server[0].pid)
+
+
+@pytest.mark.engine
+@pytest.mark.xdist_group("measuring")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_ghost_goes_whenever_it_is_stopped(own_home: Path, smollm_path: Path, number: signal.Signals) -> None:
+    """Stopped from the moment that its folder is there, a little later each time."""
+    folder = own_home / ".cache" / "planner" / "ghosts"
+    for attempt in range(6):
+        with terminal("--measure", "--ghost", smollm_path, "--context", 256, "--users", 1) as planner:
+            while not folder.is_dir() or not any(folder.iterdir()):
+                assert planner.process.poll() is None
+                time.sleep(0.001)
+            time.sleep(attempt * 0.02)
+            planner.process.send_signal(number)
+            exit_code, _ = planner.end()
+            assert exit_code == 1
+            assert planner.text.rstrip().endswith(STOPPED)
+            assert list(folder.iterdir()) == []
 
 
 @pytest.mark.engine

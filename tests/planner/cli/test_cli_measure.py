@@ -112,6 +112,73 @@ class TestMeasuring:
         assert files_below(tmp_path) == []
         assert_no_server_is_left()
 
+    def test_a_ghost_of_a_whole_file_recommends_the_file(
+        self, planner: Planner, own_home: Path, tmp_path: Path, smollm_path: Path
+    ) -> None:
+        result = planner("--measure", "--ghost", smollm_path, "--context", 256, "--users", 1, "--json")
+        assert (result.returncode, result.stderr) == (0, "")
+        document = json.loads(result.stdout)
+        assert document["model"]["ghost"]
+        assert document["model"]["stands_for"] == str(smollm_path)
+        assert "empty weights" in document["model_chosen_because"]
+        for run in document["runs"]:
+            words = shlex.split(run["command"])
+            assert words[words.index("--model") + 1] == str(smollm_path)
+            for row in run["reconciliation"]["reserved"]:
+                assert row["cause"] != "unexplained"
+                assert row["delta_bytes"] == 0
+        assert {path.name for path in files_below(own_home)} == {"dry_runs.jsonl", "measurements.jsonl"}
+        assert_no_server_is_left()
+
+    def test_a_ghost_of_a_cut_off_file_recommends_no_file(
+        self, planner: Planner, tmp_path: Path, smollm_path: Path
+    ) -> None:
+        with smollm_path.open("rb") as file:
+            (tmp_path / "part.gguf").write_bytes(file.read(4 << 20))
+        result = planner("--measure", "part.gguf", "--ghost", "--context", 256, "--users", 1)
+        assert (result.returncode, result.stderr) == (0, "")
+        said = " ".join(result.stdout.split())
+        assert "This is a ghost: the true shapes of part.gguf around empty weights" in said
+        assert "It is gone: put the model itself in its place" in said
+        assert "llama-server --model MODEL.gguf " in said
+        assert files_below(tmp_path) == [tmp_path / "part.gguf"]
+
+
+def test_a_cut_off_file_is_refused_and_a_ghost_of_it_offered(
+    fails: Fails, engine: Callable[..., Path], tmp_path: Path, smollm_path: Path
+) -> None:
+    with smollm_path.open("rb") as file:
+        (tmp_path / "part.gguf").write_bytes(file.read(4 << 20))
+    sentence = fails(1, "--measure", "part.gguf", "--engine", engine())
+    assert sentence.startswith("part.gguf is cut off: ")
+    assert sentence.endswith("Finish the download, or measure a ghost of it with --ghost.")
+
+
+@pytest.mark.parametrize("words", ["--measure --ghost nowhere.gguf", "measure nowhere.gguf --ghost"])
+def test_a_ghost_of_nothing_names_the_catalogue(fails: Fails, engine: Callable[..., Path], words: str) -> None:
+    sentence = fails(1, *words.split(), "--engine", engine())
+    assert sentence.startswith(
+        "There is no file nowhere.gguf, and the catalogue has no such model. It has smollm2-135m, "
+    )
+
+
+@pytest.mark.parametrize("name", ["gemma-3-270m", "Gemma 3 270M"])
+@pytest.mark.parametrize("words", [("--measure", "--ghost"), ("--ghost", "--measure"), ("measure", "--ghost")])
+def test_a_ghost_of_the_catalogue_goes_by_name_or_title(
+    planner: Planner, engine: Callable[..., Path], own_home: Path, name: str, words: tuple[str, str]
+) -> None:
+    path = engine(serve="echo $@ >asked; echo 'error: it stops here'; exit 1")
+    result = planner(*words, name, "--engine", path)
+    assert result.returncode == 1
+    assert "This is a ghost: the true shapes of Gemma 3 270M" in " ".join(result.stdout.split())
+    assert "gemma-3-270m.ghost.gguf --ctx-size" in Path("asked").read_text()
+    assert list(own_home.rglob("*.gguf")) == []
+
+
+def test_one_model_is_measured_at_a_time(fails: Fails) -> None:
+    assert "One model at a time, not a.gguf and b.gguf" in fails(2, "--measure", "a.gguf", "--ghost", "b.gguf")
+    assert "Put --ghost, --force behind measure" in fails(2, "--ghost", "--force", "measure")
+
 
 # With broken engines ---------------------------------------------------------------------------------------
 
@@ -208,6 +275,8 @@ def test_a_record_that_cannot_be_kept_is_said_before_anything_is_measured(
     assert not Path("started").exists()
 
 
-@pytest.mark.parametrize("words", ["--context 4096", "--users 2 --force", "--ready-timeout 5"])
+@pytest.mark.parametrize(
+    "words", ["--context 4096", "--users 2 --force", "--ready-timeout 5", "--ghost", "--ghost a.gguf"]
+)
 def test_options_of_a_measurement_need_one(fails: Fails, words: str) -> None:
     assert "needs --measure" in fails(2, *words.split())

@@ -173,8 +173,17 @@ def test_the_words_of_a_refusal_leave_out_that_the_fit_failed() -> None:
     log = """\
 0.00.424.343 E llama_init_from_model: failed to initialize the context: n_seq_max must be <= 256
 0.00.483.639 E common_fit_params: encountered an error while trying to fit params to free device memory: x
+0.00.490.001 E cmn  common_init_: failed to create context with model '/cache/ghosts/ghost.1.x/m.ghost.gguf'
+0.00.490.002 E srv    load_model: failed to create_context with model '/cache/ghosts/ghost.1.x/m.ghost.gguf'
+0.00.490.003 E srv  llama_server: exiting due to model loading error
 """
     assert read_refusal(log) == "llama_init_from_model: failed to initialize the context: n_seq_max must be <= 256"
+    log = """\
+0.00.1 E llama_model_load: error loading model: check_tensor_dims: tensor 'x' has wrong shape
+0.00.2 E llama_model_load_from_file_impl: failed to load model
+0.00.3 E srv    load_model: failed to load model, '/cache/ghosts/ghost.1.x/m.ghost.gguf'
+"""
+    assert read_refusal(log).endswith("error loading model: check_tensor_dims: tensor 'x' has wrong shape")
 
 
 def test_a_json_line_is_the_line_that_it_would_have_been() -> None:
