@@ -89,9 +89,10 @@ def test_a_split_model_has_a_ghost_for_each_file(tmp_path: Path) -> None:
         assert ghost.stands_for == files[0]
         assert find_models([ghost.path.parent]) == ()
         os.truncate(files[2], Model.open(files[0]).further_headers[1].data_offset)
-        with temporary_ghost(Model.open(files[0], header_only=True)) as cut:
-            assert cut.tensors == model.tensors
-            assert cut.stands_for is None
+        cut = Model.open(files[0], header_only=True)
+        with temporary_ghost(cut) as ghost_of_cut, dry_file(cut) as path:
+            assert ghost_of_cut.tensors == Model.open(path).tensors == model.tensors
+            assert ghost_of_cut.stands_for is None
 
 
 def test_a_ghost_of_a_ghost_stands_for_nothing(smollm: Model) -> None:
@@ -222,6 +223,21 @@ def test_a_ghost_that_cannot_be_written_leaves_nothing(tmp_path: Path, sizes: li
     assert list((tmp_path / "ghosts").iterdir()) == []
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limit there")
+def test_a_disk_that_takes_no_more_is_a_sentence(tmp_path: Path) -> None:
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, limits[1]))
+    try:
+        gemma = temporary_ghost(find_entry("gemma-3-270m"), tmp_path)
+        with pytest.raises(ModelError, match=r"Cannot write the ghost .*: File too large"), gemma:
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_where_no_ghost_can_be_written_a_whole_file_stands_for_itself(
     tmp_path: Path, smollm: Model, sizes: list[int]
 ) -> None:
@@ -267,10 +283,11 @@ def test_a_file_that_went_away_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_ghosts_of_programs_that_were_killed_are_swept_away(tmp_path: Path, smollm: Model) -> None:
-    dead, alive, other = tmp_path / "ghost.4194305.abc", tmp_path / f"ghost.{os.getppid()}.abc", tmp_path / "other"
-    for folder in (dead, alive, other):
+    dead, alive = tmp_path / "ghost.4194305.abc", tmp_path / f"ghost.{os.getppid()}.abc"
+    others = {tmp_path / "other", tmp_path / "a.4194305.b"}
+    for folder in (dead, alive, *others):
         folder.mkdir()
         (folder / "x.ghost.gguf").touch()
     with dry_file(smollm, tmp_path):
         assert not dead.exists()
-    assert set(tmp_path.iterdir()) == {alive, other}
+    assert set(tmp_path.iterdir()) == {alive, *others}
