@@ -137,6 +137,16 @@ def test_fewer_tokens_than_letters_are_refused(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("tokens", [(1 << 21) + 1, (1 << 32) - 1])
+def test_more_tokens_than_a_header_has_room_for_are_refused(tmp_path: Path, tokens: int) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(gguf((*LLAMA, ("llama.vocab_size", U32, tokens)), (("token_embd.weight", (64, 512), 0, 0),)))
+    model = Model.open(path, header_only=True)
+    for ghost in (temporary_ghost, dry_file):
+        with pytest.raises(ModelError, match=rf"claims to have {tokens:,} tokens"), ghost(model):
+            pass
+
+
 def test_a_dry_file_has_the_number_of_tokens_and_no_word(real: Model) -> None:
     with dry_file(real) as path:
         dry = Model.open(path)
@@ -170,7 +180,8 @@ def test_what_decides_a_tensor_s_shape_stays_in_a_dry_file(tmp_path: Path) -> No
 def large(folder: Path) -> Model:
     """A model of 16 GB that is only a header."""
     path = folder / "large.gguf"
-    path.write_bytes(gguf(LLAMA, (("token_embd.weight", (64, 62_500_000), 0, 0),)))
+    tensors = (("token_embd.weight", (64, 512), 0, 0), ("output.weight", (64, 62_500_000), 0, 131_072))
+    path.write_bytes(gguf(LLAMA, tensors))
     return Model.open(path, header_only=True)
 
 
