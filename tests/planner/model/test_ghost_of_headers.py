@@ -293,6 +293,14 @@ def test_a_file_that_went_away_is_a_sentence(tmp_path: Path) -> None:
             pass
 
 
+def test_a_file_that_was_replaced_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    model = small(path)
+    path.write_bytes(path.read_bytes().replace(b"llama.block_count", b"llama.block_kount"))
+    with pytest.raises(ModelError, match=r"a\.gguf has changed since its header was read"), temporary_ghost(model):
+        pass
+
+
 def test_ghosts_of_programs_that_were_killed_are_swept_away(tmp_path: Path, smollm: Model) -> None:
     dead, alive = tmp_path / "ghost.4194305.abc", tmp_path / f"ghost.{os.getppid()}.abc"
     others = {tmp_path / "other", tmp_path / "a.4194305.b"}
