@@ -140,6 +140,10 @@ def _file_behind(source: Model | CatalogueEntry) -> Path | None:
 # The folder ----------------------------------------------------------------------------------------------------
 
 
+_FOLDER = "ghost"
+"""How the names of these folders begin; the process that made them follows, which tells whether they are in use."""
+
+
 @contextmanager
 def _own_folder(parent: Path | None) -> Iterator[Path]:
     """A fresh folder, deleted afterwards; by default in the person's cache."""
@@ -147,7 +151,7 @@ def _own_folder(parent: Path | None) -> Iterator[Path]:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         _sweep(parent)
-        prefix = f"ghost.{os.getpid()}."
+        prefix = f"{_FOLDER}.{os.getpid()}."
         # On Windows a server that is still exiting keeps the file open; the block's result matters more.
         folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
     except OSError as error:
@@ -160,8 +164,8 @@ def _own_folder(parent: Path | None) -> Iterator[Path]:
 
 def _sweep(parent: Path) -> None:
     """Delete the ghosts of programs that were killed before they could do it themselves."""
-    for folder in parent.glob("*.*.*"):
-        _, pid, _ = folder.name.rsplit(".", 2)
+    for folder in parent.glob(f"{_FOLDER}.*.*"):
+        _, pid, *_ = folder.name.split(".")
         if pid.isdecimal() and int(pid) != os.getpid() and not _runs(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
 

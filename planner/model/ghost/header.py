@@ -7,10 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from planner.errors import ModelError
 from planner.model.gguf import DEFAULT_ALIGNMENT, MAGIC, GgufHeader, TensorInfo
 from planner.model.ghost.pairs import bool_pair, tensor_info, text_pair
 from planner.model.marks import GHOST_KEY
 from planner.units import pad
+
+_LENGTH_BYTES = 8
+"""What stands before every text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +44,7 @@ class GhostHeader:
     def of_file(cls, path: Path, header: GgufHeader, *, keep: Callable[[str], bool]) -> GhostHeader:
         """The header of a file, with the pairs whose key is to be kept; `header` is what was read of it.
 
-        Raises OSError where the file is no longer there.
+        Raises OSError where the file is no longer there, and ModelError where it is another one by now.
         """
         with path.open("rb") as file:
 
@@ -48,9 +52,12 @@ class GhostHeader:
                 file.seek(span[0])
                 return file.read(span[1] - span[0])
 
+            pairs = {key: read(span) for key, span in header.pair_spans.items() if keep(key)}
+            if not all(data.startswith(key.encode(), _LENGTH_BYTES) for key, data in pairs.items()):
+                raise ModelError(f"{path} has changed since its header was read.", "Open it again.")
             return cls(
                 version=header.version,
-                pairs={key: read(span) for key, span in header.pair_spans.items() if keep(key)},
+                pairs=pairs,
                 tensor_count=len(header.tensors),
                 tensor_infos=read(header.tensors_span),
                 alignment=header.alignment,

@@ -30,6 +30,7 @@ _LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
 
 _PRINTABLE = [_SPACE, *map(chr, range(ord("!"), ord("~") + 1))]
 _CONTROLS = ["<unk>", "<s>", "</s>"]
+_LARGEST = 1 << 21
 _SMALLEST = len(_PRINTABLE) + len(_CONTROLS) + 1
 
 _CHAT_TEMPLATE = (
@@ -49,12 +50,19 @@ def is_of_vocabulary(key: str) -> bool:
 
 
 def size_of(model: Model) -> int:
-    """Tokens of a model, as llama.cpp counts them: the words, else the number given, else the embedding's rows."""
+    """Tokens of a model, as llama.cpp counts them: the words, else the number given, else the embedding's rows.
+
+    Raises ModelError for a number that no header has room for: it would be written word by word.
+    """
     if serves(model):
         return _listed(model)
     given = model.metadata.get(f"{model.architecture}.vocab_size")
     embedding = model.tensor("token_embd.weight")
-    return given if isinstance(given, int) else 0 if embedding is None else embedding.shape[1]
+    rows = () if embedding is None else embedding.shape[1:2]
+    size = given if isinstance(given, int) else sum(rows)
+    if not 0 <= size <= _LARGEST:
+        raise ModelError(f"{model.path} claims to have {size:,} tokens, and ghosts have {_LARGEST:,} at most.")
+    return size
 
 
 def _listed(model: Model) -> int:

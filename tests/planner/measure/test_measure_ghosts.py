@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.ghosts import ghost as reference_ghost
+from benchmarks.ghosts import grow
 from planner import Launch, Model
+from planner.engine.dry_run_server import server_dry_run
 from planner.engine.find import Engine
 from planner.engine.log import ROUNDING_BYTES
 from planner.errors import EngineError
@@ -22,7 +26,6 @@ from planner.model.ghost.vocabulary import _pieces
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("measuring")]
 
 FOR_TWO = replace(Launch.for_users(2, 256), ubatch_size=64)
-KINDS = ("weights", "kv", "state", "compute", "output")
 DIFFUSION = ("dream-dense", "llada-dense", "llada-moe-moe", "rnd1-moe")
 """What llama-server does not serve, with weights or without: they guess all words at once."""
 
@@ -61,6 +64,23 @@ def test_every_kind_of_architecture_is_served(engine: Engine, shared: Path) -> N
     for path in headers[::12]:
         with temporary_ghost(Model.open(path, header_only=True)) as ghost:
             assert_served(measure(ghost, FOR_TWO, engine))
+
+
+def test_a_split_model_is_served_from_its_headers(engine: Engine, shared: Path, tmp_path: Path) -> None:
+    whole = reference_ghost(shared, "llama-dense", tmp_path)
+    first = grow(whole, tmp_path / "grown.gguf", layers=4, shards=3)
+    model = Model.open(first)
+    for part in tmp_path.glob("grown-*.gguf"):
+        os.truncate(part, max(header.data_offset for header in (model.header, *model.further_headers)))
+    with temporary_ghost(Model.open(first, header_only=True)) as ghost:
+        assert len(list(ghost.path.parent.iterdir())) == 3
+        measurement = measure(ghost, FOR_TWO, engine)
+        assert_served(measurement)
+        told = server_dry_run(Model.open(first, header_only=True), FOR_TWO, engine)
+    weights = told.figure("weights", "CPU")
+    assert weights is not None and weights.holds(ghost.tensor_bytes)
+    kv = told.figure("kv", "CPU")
+    assert kv is not None and kv.holds(measurement.log.buffer_bytes("kv") or 0)
 
 
 def test_what_llama_server_does_not_serve_is_a_sentence(engine: Engine, shared: Path) -> None:

@@ -89,9 +89,10 @@ def test_a_split_model_has_a_ghost_for_each_file(tmp_path: Path) -> None:
         assert ghost.stands_for == files[0]
         assert find_models([ghost.path.parent]) == ()
         os.truncate(files[2], Model.open(files[0]).further_headers[1].data_offset)
-        with temporary_ghost(Model.open(files[0], header_only=True)) as cut:
-            assert cut.tensors == model.tensors
-            assert cut.stands_for is None
+        cut = Model.open(files[0], header_only=True)
+        with temporary_ghost(cut) as ghost_of_cut, dry_file(cut) as path:
+            assert ghost_of_cut.tensors == Model.open(path).tensors == model.tensors
+            assert ghost_of_cut.stands_for is None
 
 
 def test_a_ghost_of_a_ghost_stands_for_nothing(smollm: Model) -> None:
@@ -136,6 +137,16 @@ def test_fewer_tokens_than_letters_are_refused(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("tokens", [(1 << 21) + 1, (1 << 32) - 1])
+def test_more_tokens_than_a_header_has_room_for_are_refused(tmp_path: Path, tokens: int) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(gguf((*LLAMA, ("llama.vocab_size", U32, tokens)), (("token_embd.weight", (64, 512), 0, 0),)))
+    model = Model.open(path, header_only=True)
+    for ghost in (temporary_ghost, dry_file):
+        with pytest.raises(ModelError, match=rf"claims to have {tokens:,} tokens"), ghost(model):
+            pass
+
+
 def test_a_dry_file_has_the_number_of_tokens_and_no_word(real: Model) -> None:
     with dry_file(real) as path:
         dry = Model.open(path)
@@ -169,7 +180,8 @@ def test_what_decides_a_tensor_s_shape_stays_in_a_dry_file(tmp_path: Path) -> No
 def large(folder: Path) -> Model:
     """A model of 16 GB that is only a header."""
     path = folder / "large.gguf"
-    path.write_bytes(gguf(LLAMA, (("token_embd.weight", (64, 62_500_000), 0, 0),)))
+    tensors = (("token_embd.weight", (64, 512), 0, 0), ("output.weight", (64, 62_500_000), 0, 131_072))
+    path.write_bytes(gguf(LLAMA, tensors))
     return Model.open(path, header_only=True)
 
 
@@ -222,6 +234,21 @@ def test_a_ghost_that_cannot_be_written_leaves_nothing(tmp_path: Path, sizes: li
     assert list((tmp_path / "ghosts").iterdir()) == []
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limit there")
+def test_a_disk_that_takes_no_more_is_a_sentence(tmp_path: Path) -> None:
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, limits[1]))
+    try:
+        gemma = temporary_ghost(find_entry("gemma-3-270m"), tmp_path)
+        with pytest.raises(ModelError, match=r"Cannot write the ghost .*: File too large"), gemma:
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_where_no_ghost_can_be_written_a_whole_file_stands_for_itself(
     tmp_path: Path, smollm: Model, sizes: list[int]
 ) -> None:
@@ -266,11 +293,20 @@ def test_a_file_that_went_away_is_a_sentence(tmp_path: Path) -> None:
             pass
 
 
+def test_a_file_that_was_replaced_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    model = small(path)
+    path.write_bytes(path.read_bytes().replace(b"llama.block_count", b"llama.block_kount"))
+    with pytest.raises(ModelError, match=r"a\.gguf has changed since its header was read"), temporary_ghost(model):
+        pass
+
+
 def test_ghosts_of_programs_that_were_killed_are_swept_away(tmp_path: Path, smollm: Model) -> None:
-    dead, alive, other = tmp_path / "ghost.4194305.abc", tmp_path / f"ghost.{os.getppid()}.abc", tmp_path / "other"
-    for folder in (dead, alive, other):
+    dead, alive = tmp_path / "ghost.4194305.abc", tmp_path / f"ghost.{os.getppid()}.abc"
+    others = {tmp_path / "other", tmp_path / "a.4194305.b"}
+    for folder in (dead, alive, *others):
         folder.mkdir()
         (folder / "x.ghost.gguf").touch()
     with dry_file(smollm, tmp_path):
         assert not dead.exists()
-    assert set(tmp_path.iterdir()) == {alive, other}
+    assert set(tmp_path.iterdir()) == {alive, *others}
