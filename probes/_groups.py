@@ -10,12 +10,15 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from probes._files import Files, excerpt
+from probes._files import excerpt
+from probes.machine import Files
 
 Version = Literal[1, 2]
 
 _CGROUP = "/proc/self/cgroup"
 _MOUNTINFO = "/proc/self/mountinfo"
+MOUNTS_KEPT = re.compile(r"^.* - (?:cgroup2?|fuse\.lxcfs) .*$", re.MULTILINE)
+"""The lines of mountinfo that probes look at; the others tell where a person keeps things."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,7 @@ def _memberships(files: Files, controller: str) -> list[tuple[Version, str]]:
 
 def _mounts(files: Files) -> list[_Mount]:
     """The cgroup mounts, in the order of mounting."""
-    text = files.text(_MOUNTINFO)
+    text = files.text(_MOUNTINFO, MOUNTS_KEPT)
     if text is None:
         return []
     mounts = []

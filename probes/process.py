@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from probes._files import describe, read_text, sizes_in_bytes
+from probes._files import describe, sizes_in_bytes
 
 _GONE = (FileNotFoundError, NotADirectoryError, ProcessLookupError)
 """No /proc/PID, or ESRCH: the process ended between opening one of its files and reading it."""
@@ -78,7 +78,7 @@ def probe_process(pid: int, root: Path = Path("/"), *, exact: bool = True) -> Pr
 def _read(root: Path, path: str, reasons: list[str]) -> str:
     """The text of a file of the process, empty with a reason when it is not ours to read. Raises `_GONE`."""
     try:
-        return read_text(root, path)
+        return (root / path.lstrip("/")).read_bytes().decode("utf-8", "replace")
     except _GONE:
         raise
     except OSError as error:

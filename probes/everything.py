@@ -1,0 +1,137 @@
+"""All probes of one machine together, and what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from probes._files import to_integer
+from probes.accelerator import has_accelerator
+from probes.amd import probe_amd
+from probes.apple import probe_apple
+from probes.cpu import Cpu, probe_cpu
+from probes.drm import cards
+from probes.gpu import Gpu
+from probes.host import HostMemory, probe_host
+from probes.intel import probe_intel
+from probes.machine import Files, Machine, Where, machine_at
+from probes.nvidia import probe_nvidia
+from probes.place import Place, probe_place
+from probes.windows import probe_windows_gpus
+
+_PAGE_BYTES = 4096
+"""Pages of the setting ttm.pages_limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings that limit how much memory graphics may use. None: not set, or not on this machine."""
+
+    ttm_limit_bytes: int | None = None
+    """ttm.pages_limit: how much of the machine's memory AMD's driver may hand out."""
+    amdgpu_gtt_bytes: int | None = None
+    """amdgpu.gttsize, which is deprecated; None where it is left to the driver."""
+    wired_limit_bytes: int | None = None
+    """iogpu.wired_limit_mb of a Mac; None for the system's own choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What the probes found of one machine."""
+
+    system: str
+    place: Place
+    host: HostMemory
+    cpu: Cpu
+    gpus: tuple[Gpu, ...]
+    """Every graphics processor, each once: NVIDIA's, AMD's, Intel's, Apple's, then others."""
+    settings: Settings
+    has_accelerator: bool
+    """Whether there is any sign of an accelerator."""
+    warnings: tuple[str, ...]
+    """What no single figure's own warnings hold."""
+
+
+def probe_everything(root: Where = Path("/")) -> Findings:
+    """What all probes find on the machine at `root`. Never raises: a probe that fails becomes a warning."""
+    machine = machine_at(root)
+    place = probe_place(machine)
+    files = Files(machine)
+    gpus: list[Gpu] = []
+    warnings: list[str] = [*place.warnings]
+    probes: tuple[Callable[[], tuple[tuple[Gpu, ...], tuple[str, ...]]], ...] = (
+        lambda: probe_nvidia(machine, is_wsl=place.is_wsl),
+        lambda: probe_amd(machine),
+        lambda: probe_intel(machine),
+        lambda: probe_apple(machine),
+        lambda: _windows(machine),
+    )
+    for probe in probes:
+        found, told = probe()
+        gpus += found
+        warnings += told
+    settings = _guarded(lambda: _settings(files), Settings(), warnings)
+    warnings += _guarded(lambda: _silent_nvidia(files, gpus, place), [], warnings)
+    return Findings(
+        system=machine.system,
+        place=place,
+        host=probe_host(machine),
+        cpu=probe_cpu(machine),
+        gpus=tuple(gpus),
+        settings=settings,
+        has_accelerator=bool(gpus) or has_accelerator(machine),
+        warnings=tuple(dict.fromkeys([*warnings, *files.warnings])),
+    )
+
+
+def _windows(machine: Machine) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    if machine.system != "Windows":
+        return (), ()
+    files = Files(machine)
+    return _guarded(lambda: tuple(probe_windows_gpus(files)), (), files.warnings), tuple(files.warnings)
+
+
+def _guarded(ask: Callable[[], Any], otherwise: Any, warnings: list[str]) -> Any:
+    try:
+        return ask()
+    except Exception as error:  # whatever the files hold
+        warnings.append(f"graphics settings: {error!r}")
+        return otherwise
+
+
+def _settings(files: Files) -> Settings:
+    pages = next(
+        (
+            limit
+            for module in ("ttm", "amdttm")
+            if (limit := files.size(f"/sys/module/{module}/parameters/pages_limit")) is not None
+        ),
+        None,
+    )
+    gtt_mib = files.integer("/sys/module/amdgpu/parameters/gttsize")
+    return Settings(
+        ttm_limit_bytes=pages * _PAGE_BYTES if pages else None,
+        amdgpu_gtt_bytes=gtt_mib << 20 if gtt_mib is not None and gtt_mib > 0 else None,
+        wired_limit_bytes=_wired_limit(files.machine),
+    )
+
+
+def _wired_limit(machine: Machine) -> int | None:
+    for name, answer in machine.report.answers.items():
+        if name.startswith("sysctl hw.memsize"):
+            for line in str(answer).splitlines():
+                key, _, value = line.partition(":")
+                if key.endswith(("iogpu.wired_limit_mb", "iogpu.wired_limit")):
+                    return (to_integer(value.strip()) or 0) << 20 or None
+    return None
+
+
+def _silent_nvidia(files: Files, gpus: list[Gpu], place: Place) -> list[str]:
+    """A card of NVIDIA's that the kernel lists and NVML does not."""
+    listed = sum(card.vendor == "10de" for card in cards(files))
+    if not listed or any(gpu.vendor == "nvidia" for gpu in gpus):
+        return []
+    remedy = "give it to this container (docker run --gpus all)" if place.container else "install NVIDIA's own driver"
+    return [f"An NVIDIA card is here that cannot be used, since its driver does not answer: {remedy}."]
