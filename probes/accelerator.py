@@ -7,6 +7,10 @@ from pathlib import Path
 
 from probes.machine import Machine, Where
 
+DRM = "/sys/class/drm"
+"""Where Linux lists graphics cards."""
+_NVIDIA_DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg", "/proc/driver/nvidia/version")
+"""Signs of a driver on Linux, Jetson and WSL2: without one, NVML is not even loaded."""
 _SIGNS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/kfd", "/dev/dri", "/dev/dxg")
 """NVIDIA, Jetson, AMD's compute driver, any graphics driver, WSL."""
 
@@ -19,3 +23,12 @@ def has_accelerator(root: Where = Path("/"), platform: str | None = None) -> boo
         return True
     machine = root if isinstance(root, Machine) else Machine(root)
     return any(machine.exists(sign) for sign in _SIGNS)
+
+
+def has_nvidia_driver(machine: Machine) -> bool:
+    """Whether NVML is worth asking."""
+    return (
+        machine.clients.nvml is not None
+        or machine.system == "Windows"
+        or (machine.system == "Linux" and any(machine.exists(path) for path in _NVIDIA_DRIVERS))
+    )

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from probes.accelerator import DRM
 from probes.gpu import Holder, merged_holders
 from probes.machine import Files, Machine
 from probes.programs import is_desktop
 from probes.report import Json
 
-CARDS = "/sys/class/drm"
 _PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _TELLING_DRIVERS = ("amdgpu", "xe", "i915")
 """Drivers whose fdinfo names memory."""
@@ -66,9 +66,9 @@ class Card:
 def cards(files: Files) -> list[Card]:
     """The cards with a PCI vendor, by where they sit."""
     found = []
-    for name in files.names(CARDS):
+    for name in files.names(DRM):
         if re.fullmatch(r"card\d+", name):
-            directory = f"{CARDS}/{name}/device"
+            directory = f"{DRM}/{name}/device"
             vendor = _hex(files.text(f"{directory}/vendor"))
             if vendor is None:
                 continue  # a display without PCI, as on small boards and in virtual machines

@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from probes._files import to_integer
-from probes.accelerator import has_accelerator
-from probes.amd import probe_amd
-from probes.apple import probe_apple
+from probes.accelerator import DRM, has_accelerator, has_nvidia_driver
 from probes.cpu import Cpu, probe_cpu
-from probes.drm import cards
 from probes.gpu import Gpu
 from probes.host import HostMemory, probe_host
-from probes.intel import probe_intel
 from probes.machine import Files, Machine, Where, machine_at
-from probes.nvidia import probe_nvidia
 from probes.place import Place, probe_place
-from probes.windows import probe_windows_gpus
+
+_Found = tuple[tuple[Gpu, ...], tuple[str, ...]]
+"""Graphics processors and warnings."""
 
 _PAGE_BYTES = 4096
 """Pages of the setting ttm.pages_limit."""
@@ -61,15 +58,8 @@ def probe_everything(root: Where = Path("/")) -> Findings:
     files = Files(machine)
     gpus: list[Gpu] = []
     warnings: list[str] = [*place.warnings]
-    probes: tuple[Callable[[], tuple[tuple[Gpu, ...], tuple[str, ...]]], ...] = (
-        lambda: probe_nvidia(machine, is_wsl=place.is_wsl),
-        lambda: probe_amd(machine),
-        lambda: probe_intel(machine),
-        lambda: probe_apple(machine),
-        lambda: _windows(machine),
-    )
-    for probe in probes:
-        found, told = probe()
+    for probe in (_nvidia, _linux, _apple, _windows):
+        found, told = probe(machine, place)
         gpus += found
         warnings += told
     settings = _guarded(lambda: _settings(files), Settings(), warnings)
@@ -86,9 +76,41 @@ def probe_everything(root: Where = Path("/")) -> Findings:
     )
 
 
-def _windows(machine: Machine) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+# A maker's probe is imported only where there is something for it to look at: most machines have one maker's at most.
+
+
+def _nvidia(machine: Machine, place: Place) -> _Found:
+    if not has_nvidia_driver(machine):
+        return (), ()
+    from probes.nvidia import probe_nvidia
+
+    return probe_nvidia(machine, is_wsl=place.is_wsl)
+
+
+def _linux(machine: Machine, place: Place) -> _Found:
+    files = Files(machine)
+    if machine.system != "Linux" or not files.names(DRM):
+        return (), tuple(files.warnings)
+    from probes.amd import probe_amd
+    from probes.intel import probe_intel
+
+    (amd, amd_told), (intel, intel_told) = probe_amd(machine), probe_intel(machine)
+    return (*amd, *intel), (*amd_told, *intel_told)
+
+
+def _apple(machine: Machine, place: Place) -> _Found:
+    if machine.system != "Darwin":
+        return (), ()
+    from probes.apple import probe_apple
+
+    return probe_apple(machine)
+
+
+def _windows(machine: Machine, place: Place) -> _Found:
     if machine.system != "Windows":
         return (), ()
+    from probes.windows import probe_windows_gpus
+
     files = Files(machine)
     return _guarded(lambda: tuple(probe_windows_gpus(files)), (), files.warnings), tuple(files.warnings)
 
@@ -130,8 +152,11 @@ def _wired_limit(machine: Machine) -> int | None:
 
 def _silent_nvidia(files: Files, gpus: list[Gpu], place: Place) -> list[str]:
     """A card of NVIDIA's that the kernel lists and NVML does not."""
-    listed = sum(card.vendor == "10de" for card in cards(files))
-    if not listed or any(gpu.vendor == "nvidia" for gpu in gpus):
+    if any(gpu.vendor == "nvidia" for gpu in gpus) or not files.names(DRM):
+        return []
+    from probes.drm import cards
+
+    if not any(card.vendor == "10de" for card in cards(files)):
         return []
     remedy = "give it to this container (docker run --gpus all)" if place.container else "install NVIDIA's own driver"
     return [f"An NVIDIA card is here that cannot be used, since its driver does not answer: {remedy}."]

@@ -13,7 +13,6 @@ from probes._groups import MOUNTS_KEPT
 from probes.cgroup import MemoryLimit, probe_limits
 from probes.machine import Files, Machine, Where, machine_at
 from probes.report import Json
-from probes.windows import windows_memory
 
 __all__ = ["ARC_SHARE", "HostMemory", "MemoryLimit", "probe_host"]
 
@@ -148,6 +147,8 @@ def _with_hugepages(memory: HostMemory, text: str, sizes: Mapping[str, int]) -> 
 
 def _from_windows(files: Files) -> HostMemory:
     """What exists and is free, and never more than what may still be promised (the commit limit)."""
+    from probes.windows import windows_memory
+
     found = windows_memory(files)
     if found is None:
         return _from_psutil(files)

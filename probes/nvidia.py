@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from probes._files import sizes_in_bytes
+from probes.accelerator import has_nvidia_driver
 from probes.gpu import Gpu, Holder, merged_holders
 from probes.machine import Files, Machine, Where, machine_at
 from probes.programs import is_desktop
 from probes.report import Json
 
-_DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg", "/proc/driver/nvidia/version")
-"""Signs of a driver on Linux, Jetson and WSL2: without one, NVML is not even loaded."""
 _SHARES = re.compile(r"GB10|GB110|Orin|Xavier|Thor|\(nvgpu\)|Tegra")
 """Names of processors that live in the machine's memory."""
 _NO_SLICE = 0xFFFFFFFF
@@ -31,7 +30,7 @@ def probe_nvidia(root: Where = Path("/"), *, is_wsl: bool = False) -> tuple[tupl
     machine = machine_at(root)
     files = Files(machine)
     try:
-        if not _has_driver(machine):
+        if not has_nvidia_driver(machine):
             return (), ()
         answer = files.answer("nvml", lambda: read_nvml(machine))
         gpus = tuple(_gpus(answer, files, is_wsl)) if isinstance(answer, dict) else ()
@@ -40,14 +39,6 @@ def probe_nvidia(root: Where = Path("/"), *, is_wsl: bool = False) -> tuple[tupl
     if not gpus:
         gpus = tuple(_jetson(files))
     return gpus, tuple(files.warnings)
-
-
-def _has_driver(machine: Machine) -> bool:
-    return (
-        machine.clients.nvml is not None
-        or machine.system == "Windows"
-        or (machine.system == "Linux" and any(machine.exists(path) for path in _DRIVERS))
-    )
 
 
 # What NVML answers
