@@ -29,6 +29,7 @@ def has_nvidia_driver(machine: Machine) -> bool:
     """Whether NVML is worth asking."""
     return (
         machine.clients.nvml is not None
+        or machine.was_asked("nvml")
         or machine.system == "Windows"
         or (machine.system == "Linux" and any(machine.exists(path) for path in _NVIDIA_DRIVERS))
     )

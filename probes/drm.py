@@ -146,7 +146,8 @@ def drm_clients(files: Files, found: list[Card]) -> list[Client]:
     clients = []
     for entry in answer if isinstance(answer, list) else []:
         if isinstance(entry, dict) and isinstance(entry.get("regions"), dict):
-            regions = {str(name): size for name, size in entry["regions"].items() if isinstance(size, int)}
+            sizes = {name: size for name, size in entry["regions"].items() if isinstance(size, int) and size >= 0}
+            regions = {str(name).removesuffix("_bytes"): size for name, size in sizes.items()}
             process = entry.get("process")
             clients.append(
                 Client(
@@ -198,7 +199,7 @@ def read_fdinfo(process: Path, seen: set[tuple[str, str]]) -> Iterator[Json]:
                 "process": name or None,
                 "driver": fields.get("drm-driver", ""),
                 "pci": client[0],
-                "regions": regions,
+                "regions": {f"{region}_bytes": size for region, size in regions.items()},
             }
 
 

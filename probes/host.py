@@ -152,12 +152,12 @@ def _from_windows(files: Files) -> HostMemory:
     found = windows_memory(files)
     if found is None:
         return _from_psutil(files)
-    total, free, commit = found["total"], found["available"], found["commit_available"]
+    total, free, commit = found["total_bytes"], found["available_bytes"], found["commit_available_bytes"]
     return HostMemory(
         total_bytes=total,
         available_bytes=free,
         usable_bytes=min(free, commit),
-        swap_total_bytes=max(0, found["commit_total"] - total),
+        swap_total_bytes=max(0, found["commit_total_bytes"] - total),
         swap_free_bytes=max(0, commit - free),
         limits=(),
         sources=(
@@ -176,10 +176,10 @@ def _from_psutil(files: Files) -> HostMemory:
     figures = answer if isinstance(answer, dict) else {}
     sizes = {name: size if isinstance(size, int) and size >= 0 else None for name, size in figures.items()}
     asked = {
-        "total_bytes": ("total", "psutil.virtual_memory().total"),
-        "available_bytes": ("available", "psutil.virtual_memory().available"),
-        "swap_total_bytes": ("swap_total", "psutil.swap_memory().total"),
-        "swap_free_bytes": ("swap_free", "psutil.swap_memory().free"),
+        "total_bytes": ("total_bytes", "psutil.virtual_memory().total"),
+        "available_bytes": ("available_bytes", "psutil.virtual_memory().available"),
+        "swap_total_bytes": ("swap_total_bytes", "psutil.swap_memory().total"),
+        "swap_free_bytes": ("swap_free_bytes", "psutil.swap_memory().free"),
     }
     found = {field: sizes.get(name) for field, (name, _source) in asked.items()}
     return _with_usable(
@@ -201,10 +201,10 @@ def _psutil_answer(psutil: Any) -> Json:
         import psutil
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     return {
-        "total": memory.total,
-        "available": memory.available,
-        "swap_total": swap.total,
-        "swap_free": swap.free,
+        "total_bytes": memory.total,
+        "available_bytes": memory.available,
+        "swap_total_bytes": swap.total,
+        "swap_free_bytes": swap.free,
     }
 
 

@@ -150,6 +150,11 @@ class Machine:
             self._links.setdefault(path, "")
         return found
 
+    def was_asked(self, name: str) -> bool:
+        """Whether a client was asked this, on the machine of a report."""
+        kept = self._replayed
+        return kept is not None and (name in kept.answers or name in kept.failures)
+
     def answer(self, name: str, ask: Callable[[], Json]) -> Json:
         """What a client answers, under a name that it is kept by. Raises LookupError with the reason when it fails."""
         if self._replayed is not None:

@@ -92,7 +92,7 @@ def _memory(nvml: Any, handle: Any) -> Json:
             return {"error": _reason(error)}
         version = 1
     names = ("total", "free", "used", *(("reserved",) if version == 2 else ()))
-    return {"version": version, **{name: int(getattr(memory, name)) for name in names}}
+    return {"version": version, **{f"{name}_bytes": int(getattr(memory, name)) for name in names}}
 
 
 def _slices(nvml: Any, handle: Any) -> Iterator[Json]:
@@ -123,7 +123,7 @@ def _processes(nvml: Any, machine: Machine, handle: Any) -> Json:
                 process.pid,
                 {
                     "process": _program(machine, process.pid),
-                    "used": None if size is None else int(size),
+                    "used_bytes": None if size is None else int(size),
                     "instance": None if instance in (None, _NO_SLICE) else int(instance),
                 },
             )
@@ -241,7 +241,7 @@ def _figures(memory: Json) -> tuple[int | None, int | None, str | None]:
     """Total and free bytes, or why they are unknown. `free` means the same in both versions; `used` does not."""
     if not isinstance(memory, dict):
         return None, None, "no answer"
-    total, free = memory.get("total"), memory.get("free")
+    total, free = memory.get("total_bytes"), memory.get("free_bytes")
     if isinstance(total, int) and isinstance(free, int) and 0 <= free <= total:
         return total, free, None
     return None, None, _error(memory) or "an answer that cannot be"
@@ -257,7 +257,7 @@ def _holders(processes: Json) -> tuple[Holder, ...]:
     found = []
     for process in processes if isinstance(processes, list) else []:
         if isinstance(process, dict):
-            name, used = process.get("process"), process.get("used")
+            name, used = process.get("process"), process.get("used_bytes")
             name = name if isinstance(name, str) else None
             size = used if isinstance(used, int) else None
             found.append(Holder(name=name, size_bytes=size, is_desktop=bool(name) and is_desktop(name or "")))

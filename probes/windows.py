@@ -21,8 +21,8 @@ _INTEGRATED = re.compile(
 
 
 def windows_memory(files: Files) -> dict[str, int] | None:
-    """total, available, commit_total and commit_available of GlobalMemoryStatusEx; None where it fails."""
-    names = ("total", "available", "commit_total", "commit_available")
+    """What GlobalMemoryStatusEx says of memory and of the commit limit; None where it fails."""
+    names = ("total_bytes", "available_bytes", "commit_total_bytes", "commit_available_bytes")
     answer = files.answer("windows memory", files.machine.clients.windows_memory or _memory_status)
     if not isinstance(answer, dict) or not all(isinstance(answer.get(name), int) for name in names):
         return None
@@ -81,10 +81,10 @@ def _memory_status() -> Json:
         status = MemoryStatus(dwLength=ctypes.sizeof(MemoryStatus))
         if ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
             return {
-                "total": status.ullTotalPhys,
-                "available": status.ullAvailPhys,
-                "commit_total": status.ullTotalPageFile,
-                "commit_available": status.ullAvailPageFile,
+                "total_bytes": status.ullTotalPhys,
+                "available_bytes": status.ullAvailPhys,
+                "commit_total_bytes": status.ullTotalPageFile,
+                "commit_available_bytes": status.ullAvailPageFile,
             }
     raise OSError("GlobalMemoryStatusEx does not answer")
 

@@ -43,6 +43,7 @@ def _group_limits(findings: Findings) -> Iterator[Limit]:
             what=f"{who} may hold {format_bytes(limit.limit_bytes)}{now} ({limit.source}).",
             limit_bytes=limit.limit_bytes,
             setting=remedy,
+            binds=limit.available_bytes == findings.host.usable_bytes,
         )
     if place.has_lxcfs and findings.host.total_bytes and not findings.host.limits:
         yield Limit(
@@ -78,11 +79,12 @@ def _apu_limits(findings: Findings, gpu: Gpu) -> Iterator[Limit]:
     if gpu.shared_total_bytes is not None:
         total = (findings.host.total_bytes or 0) + (gpu.total_bytes or 0)
         pages = max(0, total - max(4 * GIB, total // 8)) // _PAGE_BYTES
+        more = f"; {pages} would allow {format_bytes(pages * _PAGE_BYTES)}"
         yield Limit(
             what=f"The driver may hand out {format_bytes(gpu.shared_total_bytes)} of the machine's memory (GTT).",
             limit_bytes=gpu.shared_total_bytes,
-            setting=f"ttm.pages_limit on the kernel's command line; {pages} would allow "
-            f"{format_bytes(pages * _PAGE_BYTES)}",
+            setting="ttm.pages_limit on the kernel's command line"
+            + (more if pages * _PAGE_BYTES > gpu.shared_total_bytes else ""),
         )
     if (gpu.total_bytes or 0) >= GIB:
         yield Limit(
@@ -170,7 +172,12 @@ def _graphics_traps(findings: Findings, gpu: Gpu) -> Iterator[str]:
         )
     if gpu.vendor == "amd" and gpu.shares_memory and findings.settings.amdgpu_gtt_bytes:
         yield "amdgpu.gttsize is set, which is deprecated and in the way: set ttm.pages_limit alone."
-    if gpu.vendor == "amd" and gpu.shares_memory and (gpu.total_bytes or 0) > (gpu.shared_total_bytes or 0):
+    if (
+        gpu.vendor == "amd"
+        and gpu.shares_memory
+        and gpu.total_bytes
+        and gpu.total_bytes > (gpu.shared_total_bytes or gpu.total_bytes)
+    ):
         yield (
             f"{format_bytes(gpu.total_bytes or 0)} belong to graphics alone, and ROCm then uses nothing else. Set the "
             "least in the BIOS and raise ttm.pages_limit: all memory is then there for both."

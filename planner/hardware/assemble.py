@@ -26,8 +26,9 @@ _PREFIXES = {"nvidia": "CUDA", "amd": "Vulkan", "intel": "Vulkan", "apple": "MTL
 def assemble(findings: Findings) -> Hardware:
     """The machine that was found; its devices are those that a usual build of llama.cpp would list."""
     graphics = _with_devices([_graphics(gpu) for gpu in findings.gpus])
+    is_shared = any(card.device and card.shares_memory for card in graphics)
     hardware = Hardware(
-        pools=(_memory_pool(findings),),
+        pools=(_memory_pool(findings, is_shared),),
         devices=(Device(name=CPU_DEVICE, pool=HOST_POOL),),
         graphics=tuple(graphics),
         limits=limits_of(findings),
@@ -47,7 +48,7 @@ def assemble(findings: Findings) -> Hardware:
     return on_host(hardware, pools, [_device(card) for card in used], reached)
 
 
-def _memory_pool(findings: Findings) -> Pool:
+def _memory_pool(findings: Findings, is_shared: bool) -> Pool:
     host = findings.host
     metal = next((gpu for gpu in findings.gpus if gpu.vendor == "apple" and gpu.shares_memory), None)
     pressure = None
@@ -58,7 +59,7 @@ def _memory_pool(findings: Findings) -> Pool:
         total_bytes=host.total_bytes,
         usable_bytes=host.usable_bytes,
         source="; ".join(host.sources),
-        label="one memory for all" if any(gpu.shares_memory for gpu in findings.gpus) else "RAM",
+        label="one memory for programs and graphics" if is_shared else "RAM",
         confidence="estimated" if host.arc_bytes else "read",
         pressure_bytes=pressure,
     )

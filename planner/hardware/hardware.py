@@ -70,16 +70,19 @@ class Hardware:
         *,
         ram: int,
         vram: Sequence[int] = (),
+        unified: bool = False,
         max_allocation: int | None = None,
         cpu_features: frozenset[str] = frozenset({"avx", "avx2", "f16c", "fma", "bmi2"}),
         cpu_architecture: str = "x86_64",
     ) -> Hardware:
         """A machine with `ram` bytes of free host memory, a processor with AVX2, and one CUDA card for each
-        entry of `vram` with so many bytes free (and no buffer larger than `max_allocation`).
+        entry of `vram` with so many bytes free (and no buffer larger than `max_allocation`). `unified` gives it
+        graphics that share the RAM, all of it, as a Vulkan device.
         """
         if min((ram, *vram)) <= 0:
             raise UsageError("A simulated machine needs RAM, and each of its cards needs VRAM.")
         cards = [f"CUDA{index}" for index in range(len(vram))]
+        sharing = [Device(name="Vulkan0", pool=HOST_POOL, max_allocation_bytes=max_allocation)] if unified else []
         return cls(
             pools=(
                 *(_simulated(name, size) for name, size in zip(cards, vram, strict=True)),
@@ -87,6 +90,7 @@ class Hardware:
             ),
             devices=(
                 *(Device(name=name, pool=name, max_allocation_bytes=max_allocation) for name in cards),
+                *sharing,
                 Device(name=CPU_DEVICE, pool=HOST_POOL),
             ),
             cpu_architecture=cpu_architecture,

@@ -46,8 +46,8 @@ class Pool:
     machine grows slow. None where nothing is known beyond `usable_bytes`."""
     held: tuple[Holding, ...] = ()
     """What programs hold of it, most first; empty where nothing tells."""
-    bandwidth_bytes_per_s: int | None = None
-    """How fast it can be read; None when not known."""
+    bandwidth_gb_per_s: float | None = None
+    """How fast it can be read, in 10^9 bytes each second as makers state it; None when not known."""
 
     @property
     def margin_bytes(self) -> int:
@@ -155,3 +155,5 @@ class Limit:
     limit_bytes: int | None
     setting: str
     """How to change it; empty where there is no way."""
+    binds: bool = False
+    """Whether it is what keeps more memory from being usable now."""

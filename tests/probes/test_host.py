@@ -181,7 +181,12 @@ def test_huge_pages_are_told_and_not_usable(host: FakeMachine) -> None:
     assert memory.usable_bytes == AVAILABLE
 
 
-WINDOWS = {"total": 32 * GIB, "available": 20 * GIB, "commit_total": 40 * GIB, "commit_available": 12 * GIB}
+WINDOWS = {
+    "total_bytes": 32 * GIB,
+    "available_bytes": 20 * GIB,
+    "commit_total_bytes": 40 * GIB,
+    "commit_available_bytes": 12 * GIB,
+}
 
 
 def test_windows_never_hands_out_more_than_it_may_promise(machine: FakeMachine) -> None:
