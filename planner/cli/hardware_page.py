@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.cli.render import terminal_width
@@ -90,18 +90,27 @@ _OLDER_FEATURES = {"avx": "AVX alone", "sse4_2": "SSE4.2 alone", "asimd": "NEON 
 
 
 def _pools(seen: Seen) -> Iterator[str]:
-    """The pools of the system's view, the machine's own first; what an engine reaches over the network last."""
-    machine = seen.system_view
+    """The pools that plans draw on, the machine's own first; then the memory of cards that they leave alone."""
+    machine = seen.hardware
+    named = {view.seen.name if view.seen else view.graphics.device for view in seen.views if view.graphics}
     pools = [machine.host, *(pool for pool in machine.pools if pool.name != HOST_POOL)]
-    known = {pool.name for pool in pools} | {view.seen.name for view in seen.views if view.seen and view.graphics}
-    pools += [pool for pool in seen.hardware.pools if pool.name not in known]
-    shown = {view.graphics.pool for view in seen.views if view.graphics}
     for pool in pools:
-        yield f"  {'RAM' if pool.name == HOST_POOL else pool.name[:_LABEL]:<{_LABEL}}{_bar(pool)}  {_figures(pool)}".rstrip()
-        if pool.label and pool.label != "RAM" and pool.name not in shown - {HOST_POOL}:
+        yield _row("RAM" if pool.name == HOST_POOL else pool.name, pool)
+        if pool.label and pool.label != "RAM" and pool.name not in named:
             yield _beside(_capital(pool.label))
         yield from map(_beside, _shares(machine) if pool.name == HOST_POOL else ())
         yield from map(_beside, _pool_sentences(pool))
+    taken = {pool.name for pool in pools}
+    for view in seen.views:
+        card = view.graphics
+        if card and view.seen is None and not card.shares_memory and card.pool not in taken:
+            yield _row("not used", replace(machine.host, total_bytes=card.total_bytes, usable_bytes=card.usable_bytes))
+            yield _beside(card.name)
+            yield from map(_beside, _held(card.held))
+
+
+def _row(label: str, pool: Pool) -> str:
+    return f"  {label[:_LABEL]:<{_LABEL}}{_bar(pool)}  {_figures(pool)}"
 
 
 def _shares(machine: Hardware) -> Iterator[str]:

@@ -172,15 +172,11 @@ def _graphics_traps(findings: Findings, gpu: Gpu) -> Iterator[str]:
         )
     if gpu.vendor == "amd" and gpu.shares_memory and findings.settings.amdgpu_gtt_bytes:
         yield "amdgpu.gttsize is set, which is deprecated and in the way: set ttm.pages_limit alone."
-    if (
-        gpu.vendor == "amd"
-        and gpu.shares_memory
-        and gpu.total_bytes
-        and gpu.total_bytes > (gpu.shared_total_bytes or gpu.total_bytes)
-    ):
+    aside, shared = gpu.total_bytes or 0, gpu.shared_total_bytes
+    if gpu.vendor == "amd" and gpu.shares_memory and shared is not None and aside > shared:
         yield (
-            f"{format_bytes(gpu.total_bytes or 0)} belong to graphics alone, and ROCm then uses nothing else. Set the "
-            "least in the BIOS and raise ttm.pages_limit: all memory is then there for both."
+            f"{format_bytes(aside)} belong to graphics alone, and ROCm then uses nothing else. Set the least in the "
+            "BIOS and raise ttm.pages_limit: all memory is then there for both."
         )
     if findings.system == "Windows" and not gpu.shares_memory:
         yield (

@@ -109,8 +109,8 @@ class Hardware:
 
     @property
     def accelerators(self) -> tuple[Device, ...]:
-        """What llama.cpp calls devices, in its order: everything but the processor."""
-        return tuple(device for device in self.devices if not device.is_cpu)
+        """What llama.cpp uses unless it is told otherwise, in its order: everything but the processor."""
+        return tuple(device for device in self.devices if not device.is_cpu and not device.only_named)
 
     def pool_named(self, name: str) -> Pool:
         """The pool with this name."""

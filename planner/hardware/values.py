@@ -89,6 +89,9 @@ class Device:
     """Largest single buffer that it can make; None where nothing limits it."""
     cap_bytes: int | None = None
     """What it may take of its pool at most (Metal's working set); None for all of it."""
+    only_named: bool = False
+    """Whether llama.cpp uses it only where `--device` names it: graphics that share the machine's memory beside a
+    card, and a card that another back end has listed before."""
 
     @property
     def kind(self) -> DeviceKind:

@@ -44,15 +44,44 @@ class View:
 def joined(hardware: Hardware, seen: Sequence[SeenDevice]) -> tuple[View, ...]:
     """What the engine lists, each with the operating system's view of it, and then what it does not list."""
     left = list(hardware.graphics)
-    pairs: list[tuple[SeenDevice, Graphics | None]] = []
+    first = _first_listings(seen)
+    known: dict[str, Graphics | None] = {}
     for device in seen:
-        graphics = _match(device, left, hardware)
-        if graphics is not None:
-            left.remove(graphics)
-        pairs.append((device, graphics))
-    views = [View(graphics=graphics, seen=device, explanation=_explain(graphics, device)) for device, graphics in pairs]
-    has_card = any(graphics is not None and not graphics.shares_memory for _, graphics in pairs)
+        if first[device.name] == device.name:
+            graphics = known[device.name] = _match(device, left, hardware)
+            if graphics is not None:
+                left.remove(graphics)
+    has_card = any(graphics is not None and not graphics.shares_memory for graphics in known.values())
+    views = []
+    for device in seen:
+        graphics, other = known[first[device.name]], first[device.name]
+        explanation = _explain(graphics, device)
+        if other != device.name:
+            explanation = f"It is the same card as {other}, and used only where --device names it."
+        elif has_card and graphics is not None and graphics.shares_memory:
+            explanation = "It has no memory of its own: beside a card it is used only where --device names it."
+        views.append(View(graphics=graphics, seen=device, explanation=explanation))
     return (*views, *(View(graphics=g, seen=None, explanation=_why_unlisted(g, has_card)) for g in left))
+
+
+def _first_listings(seen: Sequence[SeenDevice]) -> dict[str, str]:
+    """Each device's name and the one that the same card was listed under first: an engine with several back ends
+    lists a card with each.
+    """
+    first: dict[str, str] = {}
+    for device in seen:
+        kind, words = kind_of_device(device.name), _words(device.description)
+        alike = [
+            (kind_of_device(other.name), other.name)
+            for other in seen
+            if _words(other.description) == words and kind_of_device(other.name) != "rpc"
+        ]
+        first[device.name] = device.name
+        if kind != "rpc" and any(sign.search(device.description) for sign in _VENDORS.values()):
+            place = [name for other, name in alike if other == kind].index(device.name)
+            others = [name for other, name in alike if other == alike[0][0]]
+            first[device.name] = others[place] if place < len(others) else device.name
+    return first
 
 
 def _match(device: SeenDevice, left: Sequence[Graphics], hardware: Hardware) -> Graphics | None:
@@ -68,7 +97,7 @@ def _match(device: SeenDevice, left: Sequence[Graphics], hardware: Hardware) -> 
     named = [graphics for graphics in left if _words(graphics.name) == words]
     vendor = _vendor(device)
     candidates = named or [graphics for graphics in left if graphics.vendor == vendor]
-    host_bytes = hardware.host.total_bytes or 0
+    host_bytes = hardware.memory.total_bytes or 0
     return min(candidates, key=lambda graphics: _distance(device, graphics, host_bytes), default=None)
 
 
@@ -90,24 +119,40 @@ def _distance(device: SeenDevice, graphics: Graphics, host_bytes: int) -> int:
 
 
 def with_seen(hardware: Hardware, seen: Sequence[SeenDevice]) -> Hardware:
-    """The machine with the devices that an engine lists; what it has free is never more than it has."""
+    """The machine with the devices that an engine lists; what it has free is never more than it has.
+
+    llama.cpp uses what it reaches over the network first, then each card once, and graphics that share the
+    machine's memory only where there is no card (`src/llama.cpp: llama_prepare_model_devices`).
+    """
     pools: list[Pool] = []
     devices: list[Device] = []
+    sharing: list[Device] = []
     reached: list[Graphics] = []
+    first = _first_listings(seen)
     for view in joined(hardware, seen):
         device, graphics = view.seen, view.graphics
         if device is None:
             continue
+        is_again = first[device.name] != device.name
         free = min(device.free_bytes, device.total_bytes)
-        largest = graphics.max_allocation_bytes if graphics else None
+        made = Device(
+            name=device.name,
+            pool=first[device.name],
+            max_allocation_bytes=graphics.max_allocation_bytes if graphics else None,
+            only_named=is_again,
+        )
         if graphics.shares_memory if graphics else _shares_memory(device, hardware):
-            cap = _cap(device, graphics, free)
-            devices.append(Device(name=device.name, pool=HOST_POOL, cap_bytes=cap, max_allocation_bytes=largest))
-            reached += [graphics] if graphics and uses_carve_out(graphics, device.name) else []
+            reached += [graphics] if graphics and uses_carve_out(graphics, device.name) and not is_again else []
+            made = replace(made, pool=HOST_POOL, cap_bytes=_cap(device, graphics, free))
+            # Metal's device counts as a card.
+            (devices if made.kind == "metal" else sharing).append(made)
             continue
-        pools.append(_listed(device, graphics, free))
-        devices.append(Device(name=device.name, pool=device.name, max_allocation_bytes=largest))
-    return on_host(hardware, pools, devices, reached)
+        pools += [] if is_again else [_listed(device, graphics, free)]
+        devices.append(made)
+    has_card = any(device.kind != "rpc" for device in devices)
+    ordered = sorted(devices, key=lambda device: (device.only_named, device.kind != "rpc"))
+    others = [replace(device, only_named=device.only_named or has_card) for device in sharing]
+    return on_host(hardware, pools, [*ordered, *others], [] if has_card else reached)
 
 
 def on_host(
@@ -168,10 +213,12 @@ def _listed(device: SeenDevice, graphics: Graphics | None, free: int) -> Pool:
         )
     if graphics.confidence == "low" and graphics.usable_bytes is not None and graphics.usable_bytes < free:
         free, source = graphics.usable_bytes, f"{source}; usable: {graphics.source}"
+    # Vulkan adds a window to a card's memory to that memory (llama.cpp#22368).
+    total = min(device.total_bytes, graphics.total_bytes or device.total_bytes)
     return Pool(
         name=device.name,
-        total_bytes=device.total_bytes,
-        usable_bytes=free,
+        total_bytes=total,
+        usable_bytes=min(free, total),
         source=source,
         label=graphics.name,
         confidence=graphics.confidence,
@@ -195,6 +242,8 @@ def _explain(graphics: Graphics | None, device: SeenDevice) -> str:
         return "What the operating system does not tell, the engine does."
     reserved = graphics.total_bytes - device.total_bytes
     missing = graphics.usable_bytes - device.free_bytes
+    if 0 < -reserved <= 512 * MIB:
+        return f"Of the engine's total, {format_bytes(-reserved)} are a window to the same memory, counted twice."
     if abs(reserved) > graphics.total_bytes // 4:
         return "The sizes differ by much: the engine may see a part of it, or another one."
     if 0 < missing <= _CONTEXT_BYTES:
