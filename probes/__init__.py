@@ -15,12 +15,14 @@ from probes.host import ARC_SHARE, HostMemory, probe_host
 from probes.machine import Clients, Machine
 from probes.place import Place, probe_place
 from probes.process import ProcessMemory, probe_process
+from probes.process_devices import DeviceMemory, ProcessDevices, probe_group_peak, probe_process_devices
 from probes.report import Report
 
 __all__ = [
     "ARC_SHARE",
     "Clients",
     "Cpu",
+    "DeviceMemory",
     "Findings",
     "Gpu",
     "Holder",
@@ -28,6 +30,7 @@ __all__ = [
     "Machine",
     "MemoryLimit",
     "Place",
+    "ProcessDevices",
     "ProcessMemory",
     "Report",
     "Settings",
@@ -35,8 +38,10 @@ __all__ = [
     "probe_cpu",
     "probe_cpu_quota",
     "probe_everything",
+    "probe_group_peak",
     "probe_host",
     "probe_limits",
     "probe_place",
     "probe_process",
+    "probe_process_devices",
 ]

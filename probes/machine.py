@@ -35,6 +35,8 @@ class Clients:
     """What Metal says of its device, as `probes.apple.read_metal` does."""
     windows_memory: Callable[[], Json] | None = None
     """What GlobalMemoryStatusEx says, as in `probes.windows`."""
+    counters: Callable[[str], Mapping[str, int]] | None = None
+    """The instances of a counter of Windows and their values, as `probes.process_devices.read_counters` does."""
     windows_adapters: Callable[[], Json] | None = None
     """The display adapters of Windows' registry, as in `probes.windows`."""
 

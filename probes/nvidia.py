@@ -111,23 +111,27 @@ def _slices(nvml: Any, handle: Any) -> Iterator[Json]:
 
 def _processes(nvml: Any, machine: Machine, handle: Any) -> Json:
     found: dict[int, Json] = {}
+    for process in _running(nvml, handle):
+        size = getattr(process, "usedGpuMemory", None)
+        instance = getattr(process, "gpuInstanceId", None)
+        found.setdefault(
+            process.pid,
+            {
+                "process": _program(machine, process.pid),
+                "used_bytes": None if size is None else int(size),
+                "instance": None if instance in (None, _NO_SLICE) else int(instance),
+            },
+        )
+    return list(found.values())
+
+
+def _running(nvml: Any, handle: Any) -> Iterator[Any]:
+    """The processes on a card; one that computes and draws is listed twice, with all that it holds."""
     for ask in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
         try:
-            answer = ask(handle)
+            yield from ask(handle)
         except nvml.NVMLError:
             continue  # Jetson and old drivers
-        for process in answer:
-            size = getattr(process, "usedGpuMemory", None)
-            instance = getattr(process, "gpuInstanceId", None)
-            found.setdefault(
-                process.pid,
-                {
-                    "process": _program(machine, process.pid),
-                    "used_bytes": None if size is None else int(size),
-                    "instance": None if instance in (None, _NO_SLICE) else int(instance),
-                },
-            )
-    return list(found.values())
 
 
 def _program(machine: Machine, pid: int) -> str | None:
@@ -161,6 +165,27 @@ def _bus_id(info: Any) -> Json:
 def _first(modes: Any) -> Json:
     """The present one of two modes; the other one comes with the next reset."""
     return modes if isinstance(modes, dict) else modes[0]
+
+
+def process_bytes(machine: Machine, pid: int) -> dict[str, int | None]:
+    """What one process holds of each card, by where the card sits; None where the driver does not say.
+
+    Raises what NVML raises when it cannot start.
+    """
+    found: dict[str, int | None] = {}
+    nvml = _client(machine)
+    nvml.nvmlInit()
+    try:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            pci = _pci(_bus_id(_try(nvml, nvml.nvmlDeviceGetPciInfo, handle))) or str(index)
+            for process in _running(nvml, handle):
+                if process.pid == pid:
+                    size = getattr(process, "usedGpuMemory", None)
+                    found[pci] = None if size is None else max(found.get(pci) or 0, int(size))
+    finally:
+        nvml.nvmlShutdown()
+    return found
 
 
 # What it means

@@ -24,9 +24,12 @@ def windows_memory(files: Files) -> dict[str, int] | None:
     """What GlobalMemoryStatusEx says of memory and of the commit limit; None where it fails."""
     names = ("total_bytes", "available_bytes", "commit_total_bytes", "commit_available_bytes")
     answer = files.answer("windows memory", files.machine.clients.windows_memory or _memory_status)
-    if not isinstance(answer, dict) or not all(isinstance(answer.get(name), int) for name in names):
+    found = answer if isinstance(answer, dict) else {}
+    sizes = {name: size for name in names if isinstance(size := found.get(name), int) and size >= 0}
+    if len(sizes) < len(names) or sizes["available_bytes"] > sizes["total_bytes"]:
+        files.warnings.append("GlobalMemoryStatusEx: an answer that cannot be")
         return None
-    return {name: answer[name] for name in names}
+    return sizes
 
 
 def probe_windows_gpus(files: Files) -> list[Gpu]:

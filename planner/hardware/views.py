@@ -276,4 +276,5 @@ def _why_unlisted(graphics: Graphics, has_card: bool) -> str:
     if graphics.shares_memory and has_card:
         return "llama.cpp leaves graphics without memory of their own alone beside a card."
     builds = {"nvidia": "CUDA or Vulkan", "amd": "ROCm or Vulkan", "intel": "Vulkan or SYCL", "apple": "Metal"}
-    return f"This engine does not list it: it needs a build for {builds.get(graphics.vendor, 'Vulkan')}."
+    build = builds.get(graphics.vendor, "Vulkan")
+    return f"This engine does not list it: a build for {build} does, where it finds a driver."
