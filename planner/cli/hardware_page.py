@@ -47,9 +47,8 @@ class Seen:
 def render_page(seen: Seen) -> str:
     """The whole page."""
     machine = seen.system_view
-    parts = [_heading(machine), "", "Memory", *_pools(seen)]
-    if seen.views:
-        parts += ["", *_devices(seen)]
+    parts = [_heading(machine), "", f"{'Memory':<{_LABEL + 2}}█ in use  ░ usable now", *_pools(seen)]
+    parts += ["", *(_devices(seen) if seen.views else [f"{'Graphics':<{_LABEL + 2}}none found"])]
     parts += ["", *_engine(seen)]
     if machine.limits:
         parts += ["", "What limits it, and what would change that"]
