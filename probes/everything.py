@@ -84,7 +84,7 @@ def _nvidia(machine: Machine, place: Place) -> _Found:
         return (), ()
     from probes.nvidia import probe_nvidia
 
-    return probe_nvidia(machine, is_wsl=place.is_wsl)
+    return probe_nvidia(machine, is_wsl=place.is_wsl, is_contained=place.container is not None)
 
 
 def _linux(machine: Machine, place: Place) -> _Found:

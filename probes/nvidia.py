@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,14 @@ WSL_MARGIN_BYTES = 2 << 30
 """On WSL2 loading failed with 2 GiB still free by NVML's word (microsoft/WSL#41176), so that they do not count."""
 
 
-def probe_nvidia(root: Where = Path("/"), *, is_wsl: bool = False) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """The processors and MIG slices that NVML lists, and the warnings. Never raises."""
+def probe_nvidia(
+    root: Where = Path("/"), *, is_wsl: bool = False, is_contained: bool = False
+) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """The processors and MIG slices that NVML lists, and the warnings. Never raises.
+
+    `is_contained` says that this is a container: NVML numbers processes as the host does, so that here their
+    names would be those of others.
+    """
     machine = machine_at(root)
     files = Files(machine)
     try:
@@ -38,7 +45,13 @@ def probe_nvidia(root: Where = Path("/"), *, is_wsl: bool = False) -> tuple[tupl
         return (), (*files.warnings, f"nvml: answer not understood: {error!r}")
     if not gpus:
         gpus = tuple(_jetson(files))
+    if is_contained:
+        gpus = tuple(replace(gpu, holders=_nameless(gpu.holders)) for gpu in gpus)
     return gpus, tuple(files.warnings)
+
+
+def _nameless(holders: tuple[Holder, ...]) -> tuple[Holder, ...]:
+    return merged_holders([Holder(name=None, size_bytes=holder.size_bytes) for holder in holders])
 
 
 # What NVML answers
@@ -207,6 +220,11 @@ def _gpu(device: dict[str, Json], files: Files, is_wsl: bool) -> Iterator[Gpu]:
     total, free, reason = _figures(memory)
     holders = _holders(device.get("processes"))
     slices = device.get("slices")
+    if device.get("mig") == 1 and not slices:
+        files.warnings.append(
+            f"{name} is divided (MIG) and has no slice that can be used: nvidia-smi mig -cgi makes some."
+        )
+        return
     if device.get("mig") == 1 and isinstance(slices, list):
         yield from (_slice(name, pci, entry, device, index) for index, entry in enumerate(slices))
         return

@@ -149,6 +149,14 @@ def _pool_sentences(pool: Pool) -> Iterator[str]:
             "compresses other programs; beyond that graphics fail."
         )
     yield from _held(pool.held)
+    if pool.name != HOST_POOL and pool.confidence == "read" and pool.total_bytes and pool.usable_bytes is not None:
+        unseen = pool.total_bytes - pool.usable_bytes - sum(holding.size_bytes or 0 for holding in pool.held)
+        if unseen > _WORTH_TELLING:
+            yield f"The driver, and programs that cannot be seen, hold {format_bytes(unseen)}."
+
+
+_WORTH_TELLING = 1 << 30
+"""Less than this a driver keeps for itself on any card, together with what it takes for one program."""
 
 
 def _held(held: Sequence[Holding]) -> Iterator[str]:

@@ -68,6 +68,13 @@ class OtherMachine:
         return any(value is not None for value in (self.ram, self.vram, self.unified, self.machine, self.report))
 
     @property
+    def description(self) -> str:
+        """Which options describe it, as the subject of a sentence about them: `--vram describes`."""
+        words = {"--ram": self.ram, "--vram": self.vram, "--unified": self.unified, "--machine": self.machine}
+        given = [name for name, value in {**words, "--hardware": self.report}.items() if value is not None]
+        return f"{' and '.join(given)} describe{'s' if len(given) == 1 else ''}"
+
+    @property
     def has_own_devices(self) -> bool:
         """Whether its accelerators are described, too, so that those that are here do not count."""
         return any(value is not None for value in (self.vram, self.unified, self.machine, self.report))

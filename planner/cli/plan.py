@@ -101,9 +101,9 @@ def _print_text(model: Model, prediction: MemoryPlan, comparison: DryComparison 
 
 def _check_machine(other: OtherMachine, engine: Path | None, *, asked: bool) -> None:
     if asked and other.has_own_devices:
-        raise UsageError("--dry-run asks llama.cpp about this machine, and other options describe another.", "Use one.")
+        raise UsageError(f"--dry-run asks llama.cpp about this machine, and {other.description} another.", "Use one.")
     if engine is not None and not asked and other.is_asked:
-        raise UsageError("--engine names this machine's accelerators; other options describe another.", "Use one.")
+        raise UsageError(f"--engine names this machine's accelerators; {other.description} another.", "Use one.")
 
 
 def _with_layers(model: Model, launch: Launch, hardware: Hardware) -> Launch:

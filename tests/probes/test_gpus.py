@@ -271,3 +271,24 @@ def test_metals_word_comes_before_the_setting_and_that_before_the_rule(
 
 def test_elsewhere_than_on_a_mac_nothing_is_asked(machine: FakeMachine) -> None:
     assert probe_apple(Machine(machine.root, system="Linux")) == ((), ())
+
+
+def test_in_a_container_nvmls_processes_have_no_names(machine: FakeMachine) -> None:
+    """Their numbers are the host's: here they may be anyone's."""
+    machine.write("/.dockerenv", "")
+    machine.write("/proc/5/comm", "innocent\n")
+    busy = FakeCard(
+        name="NVIDIA GeForce RTX 3060",
+        pci="0",
+        memory=SIZES,
+        compute=[FakeProcess(pid=5, usedGpuMemory=GIB), FakeProcess(pid=6, usedGpuMemory=GIB)],
+    )
+    (gpu,) = probe_everything(nvidia(machine, busy)).gpus
+    assert [(holder.name, holder.size_bytes) for holder in gpu.holders] == [(None, 2 * GIB)]
+
+
+def test_a_divided_card_without_slices_is_told(machine: FakeMachine) -> None:
+    empty = FakeCard(name="NVIDIA H200", pci="0", memory=SIZES, slices=[None, None])
+    gpus, warnings = probe_nvidia(nvidia(machine, empty))
+    assert gpus == ()
+    assert "has no slice that can be used" in warnings[0]

@@ -108,6 +108,15 @@ def test_both_views_limits_and_warnings(tmp_path: Path, monkeypatch: pytest.Monk
     assert page_with_engine("strix_halo_96", listed, tmp_path) == STRIX_HALO
 
 
+REPORTS = sorted((Path(__file__).parents[2] / "data" / "reports").glob("*.json"))
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda path: path.stem)
+def test_reports_of_people_make_the_page_beside_them(planner: Planner, report: Path) -> None:
+    """A machine that was seen wrongly: its report, and the page as it has to be."""
+    assert planner("hardware", "--from", report).stdout == report.with_suffix(".txt").read_text()
+
+
 @pytest.mark.parametrize("columns", [40, 80, 200])
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_page_keeps_to_the_terminal(
@@ -196,8 +205,8 @@ def test_a_plan_for_a_machine_by_name(
         ("--machine|n100|--unified|8G", "--unified and --machine each describe a machine. Use one."),
         ("--machine|toaster", "'toaster' is no machine known here"),
         ("--unified|lots", "'lots' is not a size"),
-        ("--machine|n100|--engine|x", "other options describe another"),
-        ("--machine|n100|--dry-run", "other options describe another"),
+        ("--machine|n100|--engine|x", "--machine describes another"),
+        ("--machine|rtx 3060|--ram|8G|--dry-run", "--ram and --machine describe another"),
     ],
 )
 def test_machines_that_make_no_sense(fails: Fails, gemma_path: Path, words: str, said: str) -> None:
