@@ -76,7 +76,6 @@ def _gpu(files: Files, card: Card, nodes: list[_Node], clients: list[Client]) ->
         free_bytes=_left(files, name, "vram", sizes),
         shared_total_bytes=sizes["gtt_total"] if shares else None,
         shared_free_bytes=_left(files, name, "gtt", sizes) if shares else None,
-        has_compute_driver=node is not None,
         holders=holders_of(clients, card, shared=shares),
         sources=_sources(card, shares, why),
     )

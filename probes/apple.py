@@ -38,18 +38,30 @@ def probe_apple(root: Where = Path("/")) -> tuple[tuple[Gpu, ...], tuple[str, ..
         return (), (*files.warnings, f"Metal: {error!r}")
 
 
+def wired_limit(root: Where) -> int | None:
+    """What iogpu.wired_limit_mb is set to, in bytes; None for the system's own choice, which is 0 there."""
+    return _limit_bytes(_sysctl(Files(root)))
+
+
+def _sysctl(files: Files) -> dict[str, str]:
+    text = str(files.answer(" ".join(_SYSCTL), lambda: files.machine.clients.run(_SYSCTL)) or "")
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+def _limit_bytes(values: dict[str, str]) -> int | None:
+    mib = to_integer(values.get("iogpu.wired_limit_mb", values.get("debug.iogpu.wired_limit", "")))
+    return mib * _MIB if mib is not None and mib > 0 else None
+
+
 def _gpus(files: Files) -> tuple[Gpu, ...]:
-    machine = files.machine
-    text = str(files.answer(" ".join(_SYSCTL), lambda: machine.clients.run(_SYSCTL)) or "")
-    values = {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+    machine, values = files.machine, _sysctl(files)
     memory = to_integer(values.get("hw.memsize", "")) or None
     is_apple = values.get("hw.optional.arm64") == "1" or machine.architecture == "arm64"
     metal = files.answer("metal", machine.clients.metal or read_metal)
     metal = metal if isinstance(metal, dict) else {}
     if not metal and not is_apple:
         return ()
-    limit_mib = to_integer(values.get("iogpu.wired_limit_mb", values.get("debug.iogpu.wired_limit", "")))
-    total, source = _working_set(files, metal, memory, limit_mib)
+    total, source = _working_set(files, metal, memory, _limit_bytes(values))
     name = metal.get("name") or values.get("machdep.cpu.brand_string") or "Apple graphics"
     used = metal.get("current_allocated_bytes")
     largest = metal.get("max_buffer_bytes")
@@ -72,14 +84,14 @@ def _gpus(files: Files) -> tuple[Gpu, ...]:
 
 
 def _working_set(
-    files: Files, metal: dict[str, Json], memory: int | None, limit_mib: int | None
+    files: Files, metal: dict[str, Json], memory: int | None, limit_bytes: int | None
 ) -> tuple[int | None, str]:
     """What Metal recommends, never more than there is: the setting is passed through even above that."""
     told = metal.get("recommended_max_working_set_bytes")
     if isinstance(told, int) and told > 0:
         size, source = told, "Metal recommendedMaxWorkingSetSize"
-    elif limit_mib:
-        size, source = limit_mib * _MIB, "sysctl iogpu.wired_limit_mb"
+    elif limit_bytes:
+        size, source = limit_bytes, "sysctl iogpu.wired_limit_mb"
     elif memory:
         size, source = working_set_rule(memory), "estimated: two thirds of up to 32 GiB, three quarters of more"
     else:

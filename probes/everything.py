@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from probes._files import to_integer
 from probes.accelerator import DRM, has_accelerator, has_nvidia_driver
 from probes.cpu import Cpu, probe_cpu
 from probes.gpu import Gpu
 from probes.host import HostMemory, probe_host
 from probes.machine import Files, Machine, Where, machine_at
 from probes.place import Place, probe_place
+
+_Answer = TypeVar("_Answer")
 
 _Found = tuple[tuple[Gpu, ...], tuple[str, ...]]
 """Graphics processors and warnings."""
@@ -62,8 +63,8 @@ def probe_everything(root: Where = Path("/")) -> Findings:
         found, told = probe(machine, place)
         gpus += found
         warnings += told
-    settings = _guarded(lambda: _settings(files), Settings(), warnings)
-    warnings += _guarded(lambda: _silent_nvidia(files, gpus, place), [], warnings)
+    settings = _guarded("settings", lambda: _settings(files), Settings(), warnings)
+    warnings += _guarded("NVIDIA", lambda: _silent_nvidia(files, gpus, place), [], warnings)
     return Findings(
         system=machine.system,
         place=place,
@@ -112,14 +113,16 @@ def _windows(machine: Machine, place: Place) -> _Found:
     from probes.windows import probe_windows_gpus
 
     files = Files(machine)
-    return _guarded(lambda: tuple(probe_windows_gpus(files)), (), files.warnings), tuple(files.warnings)
+    nothing: tuple[Gpu, ...] = ()
+    found = _guarded("adapters", lambda: tuple(probe_windows_gpus(files)), nothing, files.warnings)
+    return found, tuple(files.warnings)
 
 
-def _guarded(ask: Callable[[], Any], otherwise: Any, warnings: list[str]) -> Any:
+def _guarded(name: str, ask: Callable[[], _Answer], otherwise: _Answer, warnings: list[str]) -> _Answer:
     try:
         return ask()
-    except Exception as error:  # whatever the files hold
-        warnings.append(f"graphics settings: {error!r}")
+    except Exception as error:  # a probe never raises, whatever the files hold
+        warnings.append(f"{name}: {error!r}")
         return otherwise
 
 
@@ -141,13 +144,11 @@ def _settings(files: Files) -> Settings:
 
 
 def _wired_limit(machine: Machine) -> int | None:
-    for name, answer in machine.report.answers.items():
-        if name.startswith("sysctl hw.memsize"):
-            for line in str(answer).splitlines():
-                key, _, value = line.partition(":")
-                if key.endswith(("iogpu.wired_limit_mb", "iogpu.wired_limit")):
-                    return (to_integer(value.strip()) or 0) << 20 or None
-    return None
+    if machine.system != "Darwin":
+        return None
+    from probes.apple import wired_limit
+
+    return wired_limit(machine)
 
 
 def _silent_nvidia(files: Files, gpus: list[Gpu], place: Place) -> list[str]:

@@ -46,8 +46,6 @@ class Gpu:
     """The largest single buffer; None where nothing is known to limit it."""
     slice: str | None = None
     """The profile of a MIG slice, as `1g.10gb`; None for a whole processor."""
-    has_compute_driver: bool = False
-    """AMD: whether the driver that ROCm needs knows it (KFD)."""
     confidence: Confidence = "read"
     holders: tuple[Holder, ...] = ()
     """Who holds its memory, most first."""

@@ -72,11 +72,6 @@ class Machine:
         return machine
 
     @property
-    def is_live(self) -> bool:
-        """Whether it is the machine that this program runs on, and no fake or report of one."""
-        return self._replayed is None and self.root == Path("/")
-
-    @property
     def report(self) -> Report:
         """Everything that was read so far."""
         if self._replayed is not None:
@@ -163,6 +158,8 @@ class Machine:
             if name in self._replayed.answers:
                 return self._replayed.answers[name]
             raise LookupError(self._replayed.failures.get(name, "was not asked"))
+        if name in self._answers:
+            return self._answers[name]
         try:
             answer = ask()
         except Exception as error:  # whatever a driver's client does

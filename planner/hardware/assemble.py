@@ -25,7 +25,7 @@ _PREFIXES = {"nvidia": "CUDA", "amd": "Vulkan", "intel": "Vulkan", "apple": "MTL
 
 def assemble(findings: Findings) -> Hardware:
     """The machine that was found; its devices are those that a usual build of llama.cpp would list."""
-    graphics = _with_devices([_graphics(gpu) for gpu in findings.gpus])
+    graphics = _with_devices(findings.gpus)
     is_shared = any(card.device and card.shares_memory for card in graphics)
     hardware = Hardware(
         pools=(_memory_pool(findings, is_shared),),
@@ -100,34 +100,37 @@ def _sharing(common: Graphics, gpu: Gpu) -> Graphics:
     )
 
 
-def _with_devices(found: Sequence[Graphics]) -> list[Graphics]:
+def _with_devices(gpus: Sequence[Gpu]) -> list[Graphics]:
     """The graphics with llama.cpp's names for those that it would use: cards, or else what shares memory
     (`src/llama.cpp: llama_prepare_model_devices`).
     """
-    has_card = any(not graphics.shares_memory for graphics in found)
+    has_card = any(not gpu.shares_memory for gpu in gpus)
     counts: dict[str, int] = {}
     named = []
-    has_slice = False
-    for graphics in found:
-        is_slice = "MIG" in graphics.name
-        if graphics.shares_memory and has_card:
-            note = "llama.cpp leaves graphics without memory of their own alone beside a card."
+    for index, gpu in enumerate(gpus):
+        graphics = _graphics(gpu)
+        has_slice = any(other.slice is not None for other in gpus[:index])
+        if note := _why_left_alone(gpu, has_card=has_card, has_slice=has_slice):
             named.append(replace(graphics, note=note))
-        elif graphics.shares_memory and graphics.vendor in ("intel", "other"):
-            note = "Plans leave it to the processor, since it computes no faster, unless the engine lists it."
-            named.append(replace(graphics, note=note))
-        elif not graphics.shares_memory and not graphics.total_bytes:
-            named.append(replace(graphics, note="How much memory it has is not known, so no plan uses it."))
-        elif is_slice and has_slice:
-            named.append(replace(graphics, note="CUDA opens one MIG slice for a program, and takes the first."))
-        else:
-            has_slice |= is_slice
-            prefix = _PREFIXES.get(graphics.vendor, "Vulkan")
-            device = f"{prefix}{counts.setdefault(prefix, 0)}"
-            counts[prefix] += 1
-            pool = HOST_POOL if graphics.shares_memory else device
-            named.append(replace(graphics, device=device, pool=pool))
+            continue
+        prefix = _PREFIXES[gpu.vendor]
+        device = f"{prefix}{counts.setdefault(prefix, 0)}"
+        counts[prefix] += 1
+        named.append(replace(graphics, device=device, pool=HOST_POOL if gpu.shares_memory else device))
     return named
+
+
+def _why_left_alone(gpu: Gpu, *, has_card: bool, has_slice: bool) -> str:
+    """Why plans use no device for it; empty where they do."""
+    if gpu.shares_memory and has_card:
+        return "llama.cpp leaves graphics without memory of their own alone beside a card."
+    if gpu.shares_memory and gpu.vendor in ("intel", "other"):
+        return "Plans leave it to the processor, since it computes no faster, unless the engine lists it."
+    if not gpu.shares_memory and not gpu.total_bytes:
+        return "How much memory it has is not known, so no plan uses it."
+    if gpu.slice is not None and has_slice:
+        return "CUDA opens one MIG slice for a program, and takes the first."
+    return ""
 
 
 def _card_pool(card: Graphics) -> Pool:

@@ -144,7 +144,7 @@ def test_a_processor_with_built_in_graphics_is_known_by_its_compute_node(machine
     nodes = "/sys/class/kfd/kfd/topology/nodes"
     machine.write(f"{nodes}/1/properties", "simd_count 80\ndrm_render_minor 129\ngfx_target_version 110501\n")
     (gpu,), _ = probe_amd(machine.root)
-    assert (gpu.shares_memory, gpu.has_compute_driver) == (True, True)
+    assert gpu.shares_memory
     assert "KFD gfx_target_version 110501" in gpu.sources[-1]
 
 
