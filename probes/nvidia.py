@@ -60,7 +60,12 @@ def _nameless(holders: tuple[Holder, ...]) -> tuple[Holder, ...]:
 def read_nvml(machine: Machine) -> Json:
     """Everything that is asked of NVML, as JSON. Raises what NVML raises when it cannot start."""
     nvml = _client(machine)
-    nvml.nvmlInit()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        if machine.system == "Windows" and _reason(error) == "LibraryNotFound":
+            return {"devices": []}  # there is no other sign of whether NVIDIA's driver is installed
+        raise
     try:
         return {
             "driver": _try(nvml, nvml.nvmlSystemGetDriverVersion),
@@ -139,12 +144,18 @@ def _processes(nvml: Any, machine: Machine, handle: Any) -> Json:
 
 
 def _running(nvml: Any, handle: Any) -> Iterator[Any]:
-    """The processes on a card; one that computes and draws is listed twice, with all that it holds."""
-    for ask in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
-        try:
-            yield from ask(handle)
-        except nvml.NVMLError:
-            continue  # Jetson and old drivers
+    """The processes on a card; one that computes and draws is listed twice, with all that it holds.
+
+    Drivers before 510 know version 2 alone, and pynvml says so with an error that is none of NVML's. A Jetson
+    lists none.
+    """
+    for kind in ("Compute", "Graphics"):
+        for version in ("", "_v2"):
+            try:
+                yield from getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses{version}")(handle)
+            except Exception:  # not listed: no figure of the card depends on it
+                continue
+            break
 
 
 def _program(machine: Machine, pid: int) -> str | None:
