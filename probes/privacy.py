@@ -39,6 +39,15 @@ def without_private(report: Report) -> Report:
     )
 
 
+def scrubbed(text: str) -> str:
+    """Text with stand-ins for homes, addresses and identifiers."""
+    text = _HOME.sub(r"\1someone", text)
+    text = _UUID.sub("00000000-0000-0000-0000-000000000000", text)
+    text = _LONG_HEX.sub("0", text)
+    text = _MAC.sub("00:00:00:00:00:00", text)
+    return _ADDRESS.sub("192.0.2.1", text)
+
+
 def _group_names(report: Report) -> list[str]:
     """The parts of control group paths that may tell something, in the order of their appearance."""
     names: dict[str, None] = {}
@@ -68,11 +77,7 @@ class _Scrubber:
     def text(self, text: str) -> str:
         if self._in_path is not None:
             text = self._in_path.sub(lambda match: self._groups[match[1]], text)
-        text = _HOME.sub(r"\1someone", text)
-        text = _UUID.sub("00000000-0000-0000-0000-000000000000", text)
-        text = _LONG_HEX.sub("0", text)
-        text = _MAC.sub("00:00:00:00:00:00", text)
-        return _ADDRESS.sub("192.0.2.1", text)
+        return scrubbed(text)
 
     def value(self, value: Json) -> Json:
         """A JSON value; `process` names a program, which is kept only where it is widely known."""

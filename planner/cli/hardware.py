@@ -12,6 +12,7 @@ from planner.errors import EngineError
 
 if TYPE_CHECKING:
     from planner.cli.hardware_page import Seen
+    from planner.hardware.replay import Replay
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -59,10 +60,14 @@ def _looked_at(option: Path | None) -> Seen:
 
 
 def _replayed(path: Path) -> Seen:
-    from planner.cli.hardware_page import Seen
     from planner.hardware.replay import read_replay
 
-    replay = read_replay(path)
+    return _seen(read_replay(path))
+
+
+def _seen(replay: Replay) -> Seen:
+    from planner.cli.hardware_page import Seen
+
     return Seen(
         system_view=replay.system_view,
         report=replay.report,
@@ -73,36 +78,32 @@ def _replayed(path: Path) -> Seen:
 
 
 def _document(seen: Seen) -> dict[str, Any]:
+    """The full report: made of what it holds and nothing else, so that it is as free of private names."""
     from dataclasses import asdict
 
     from planner.export.documents import SCHEMA_VERSION, hardware_document
+    from planner.hardware.replay import full_report, replay
 
-    devices = seen.engine_devices
+    full = full_report(seen.report, seen.engine_name, seen.engine_devices)
+    shared = _seen(replay(full))
+    machine = shared.system_view
     return {
         "schema_version": SCHEMA_VERSION,
-        "hardware": hardware_document(seen.hardware),
+        "hardware": hardware_document(shared.hardware),
         "system": {
-            "board": seen.system_view.board,
-            "system": seen.system_view.system,
-            "swap_bytes": seen.system_view.swap_bytes,
-            "graphics": [asdict(graphics) for graphics in seen.system_view.graphics],
-            "limits": [asdict(limit) for limit in seen.system_view.limits],
+            "board": machine.board,
+            "system": machine.system,
+            "swap_bytes": machine.swap_bytes,
+            "graphics": [asdict(graphics) for graphics in machine.graphics],
+            "limits": [asdict(limit) for limit in machine.limits],
         },
-        "engine": None
-        if devices is None
-        else {"version": seen.engine_name, "devices": [asdict_of(device) for device in devices]},
         "views": [
             {
                 "graphics": view.graphics.name if view.graphics else None,
                 "device": view.seen.name if view.seen else None,
                 "explanation": view.explanation,
             }
-            for view in seen.views
+            for view in shared.views
         ],
-        "report": seen.report,
+        **full,
     }
-
-
-def asdict_of(device: Any) -> dict[str, Any]:
-    """A device as an engine lists it."""
-    return {name: getattr(device, name) for name in ("name", "description", "total_bytes", "free_bytes")}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
 from planner.hardware.hardware import Hardware
+from planner.hardware.values import SeenDevice
 
 _LARGEST_BYTES = 64 << 20
 """A larger file is no report."""
@@ -48,6 +49,25 @@ class Replay:
     def hardware(self) -> Hardware:
         """The machine with the devices of its engine, where one was asked."""
         return self.system_view if self.engine is None else self.system_view.with_accelerators(self.engine.devices)
+
+
+def full_report(report: Mapping[str, Any], version: str | None, devices: Sequence[SeenDevice] | None) -> dict[str, Any]:
+    """The document that `replay` reads: all that was read of a machine, and its engine's word without addresses."""
+    from probes.privacy import scrubbed
+
+    engine = None
+    if devices is not None:
+        listed = [
+            {
+                "name": scrubbed(device.name),
+                "description": scrubbed(device.description),
+                "total_bytes": device.total_bytes,
+                "free_bytes": device.free_bytes,
+            }
+            for device in devices
+        ]
+        engine = {"version": scrubbed(version or "unknown"), "devices": listed}
+    return {"engine": engine, "report": report}
 
 
 def read_replay(path: Path) -> Replay:

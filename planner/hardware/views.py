@@ -232,7 +232,8 @@ _CONTEXT_BYTES = 700 * MIB
 
 def _explain(graphics: Graphics | None, device: SeenDevice) -> str:
     if device.free_bytes > device.total_bytes:
-        return "The engine says that more is free than there is (llama.cpp#29277), so the total counts."
+        why = "GGML_CUDA_ENABLE_UNIFIED_MEMORY" if kind_of_device(device.name) == "cuda" else "llama.cpp#29277"
+        return f"The engine says that more is free than there is ({why}), so the total counts."
     if graphics is None:
         other = kind_of_device(device.name) == "rpc"
         return "Another process's, over the network." if other else "The operating system has no probe for it."

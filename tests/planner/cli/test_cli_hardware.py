@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_engines import write_engine
 from planner_process import Planner
 from sample_machines import MACHINES, build
 from samples import assert_sizes_are_named
 
+from planner.cli.hardware import _document
 from planner.cli.hardware_page import Seen, render_page
 from planner.engine.find import parse_devices
+from planner.hardware.assemble import assemble
 from planner.hardware.replay import replay
 from planner.units import GIB, MIB
 from probes import probe_everything
@@ -57,6 +61,42 @@ def test_a_page_of_another_machine(planner: Planner, tmp_path: Path) -> None:
     assert "  CUDA0     [██░░░░░░░░░░░░░░░░░░░░░░░░░░░░]  22.8 GiB usable of 24.0 GiB" in page
     assert "Your desktop (gnome-shell, Xorg) holds 701.0 MiB." in page
     assert "No engine was asked when this report was made." in page
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the engine is a shell script")
+def test_an_engine_is_asked_for_its_view_and_its_addresses_stay_here(planner: Planner, tmp_path: Path) -> None:
+    engine = write_engine(tmp_path / "llama-server")
+    listed = "RPC0: 10.1.2.3:50052 (16000 MiB, 15000 MiB free)"
+    engine.write_text(engine.read_text().replace("'Available devices:'", f"'Available devices:\n  {listed}'"))
+    page = planner("hardware", "--engine", engine).stdout
+    assert "RPC0      nothing                   14.6 GiB of 15.6 GiB" in page
+    assert "10.1.2.3:50052" in page
+    assert "Engine      llama-server 4711 (0abc123): 1 device and the processor." in page
+    text = planner("hardware", "--engine", engine, "--json").stdout
+    assert "10.1.2.3" not in text
+    assert json.loads(text)["engine"]["devices"][0]["free_bytes"] == 15000 * MIB
+
+
+def test_without_an_engine_the_page_says_why(planner: Planner) -> None:
+    result = planner("hardware", embedded=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "Engine      No llama-server is found" in result.stdout
+    assert json.loads(planner("hardware", "--json", embedded=False).stdout)["engine"] is None
+
+
+def test_an_engine_that_is_named_has_to_run(fails: Fails, tmp_path: Path) -> None:
+    assert "There is no llama-server at" in fails(1, "hardware", "--engine", tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["nested_groups", "rtx_4090", "version_1"])
+def test_the_full_report_names_nothing_of_a_persons(name: str, tmp_path: Path) -> None:
+    machine = build(name, tmp_path)
+    live = assemble(probe_everything(machine))
+    report = machine.report.to_document()
+    seen = Seen(system_view=live, report=report, engine_name=None, engine_devices=None)
+    text = json.dumps(_document(seen))
+    for secret in ("llama-of-jane", "my-own-game", "0123456789abcdef"):
+        assert secret not in text
 
 
 STRIX_HALO = """\
