@@ -1,4 +1,4 @@
-"""`planner plan FILE` as a whole process: from the shell to the answer.
+"""`planner plan FILE` as a whole process, from the shell to the answer, and looking at the machine, cold.
 
 python -m benchmarks.startup
 """
@@ -27,6 +27,11 @@ def main() -> None:
                 f"{runs.peak_bytes / MIB:.0f} MiB",
             )
         )
+    detect = "from planner.hardware import Hardware; Hardware.detect()"
+    hardware = run_process([sys.executable, "-c", f"import planner; {detect}"], times=11)
+    imports = run_process([sys.executable, "-c", "import planner"], times=11)
+    seconds = hardware.median_s - imports.median_s
+    rows.append(("Hardware.detect() alone", f"{seconds * 1000:.0f} ms", f"{seconds / bare.median_s:.1f} x", ""))
     print_table(("whole process", "median of 11", "of bare Python", "peak"), rows)
 
 

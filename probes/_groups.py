@@ -10,12 +10,15 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from probes._files import Files, excerpt
+from probes._files import excerpt
+from probes.machine import Files
 
 Version = Literal[1, 2]
 
 _CGROUP = "/proc/self/cgroup"
 _MOUNTINFO = "/proc/self/mountinfo"
+MOUNTS_KEPT = re.compile(r"^.* - (?:cgroup2?|fuse\.lxcfs) .*$", re.MULTILINE)
+"""The lines of mountinfo that probes look at; the others tell where a person keeps things."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +41,14 @@ class _Mount:
     """Version 1: the controllers of this hierarchy. Version 2 mounts name none."""
 
 
-def own_groups(files: Files, controller: str) -> list[Group]:
-    """The groups that bound this process for `controller`: version 1 first, each from the leaf to the root.
+def own_groups(files: Files, controller: str, process: str = "self") -> list[Group]:
+    """The groups that bound a process for `controller`: version 1 first, each from the leaf to the root.
 
     On a hybrid machine both hierarchies are named and the controller lives in one of them; version 1 comes
     first because a controller that is bound there is absent from version 2. A group may have no files of the
     controller: then it sets no limit. Without cgroups there are no groups.
     """
-    memberships = _memberships(files, controller)
+    memberships = _memberships(files, controller, f"/proc/{process}/cgroup")
     mounts = _mounts(files) if memberships else []
     groups = []
     for version, path in memberships:
@@ -55,14 +58,14 @@ def own_groups(files: Files, controller: str) -> list[Group]:
     return groups
 
 
-def _memberships(files: Files, controller: str) -> list[tuple[Version, str]]:
-    """This process's group on each hierarchy: `4:memory:/path` (version 1) and `0::/path` (version 2)."""
+def _memberships(files: Files, controller: str, source: str) -> list[tuple[Version, str]]:
+    """A process's group on each hierarchy: `4:memory:/path` (version 1) and `0::/path` (version 2)."""
     memberships: list[tuple[Version, str]] = []
-    for line in (files.text(_CGROUP) or "").splitlines():
+    for line in (files.text(source) or "").splitlines():
         hierarchy, _, rest = line.partition(":")
         controllers, separator, path = rest.partition(":")
         if not separator or not path.startswith("/"):
-            files.warnings.append(f"{_CGROUP}: line not understood: {excerpt(line)}")
+            files.warnings.append(f"{source}: line not understood: {excerpt(line)}")
         elif controller in controllers.split(","):
             memberships.append((1, path))
         elif hierarchy == "0" and not controllers:
@@ -72,7 +75,7 @@ def _memberships(files: Files, controller: str) -> list[tuple[Version, str]]:
 
 def _mounts(files: Files) -> list[_Mount]:
     """The cgroup mounts, in the order of mounting."""
-    text = files.text(_MOUNTINFO)
+    text = files.text(_MOUNTINFO, MOUNTS_KEPT)
     if text is None:
         return []
     mounts = []

@@ -6,11 +6,13 @@ psutil ignores these limits, and a run that ignores them is killed (ComfyUI#1493
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from probes._files import Files, excerpt, to_integer
+from probes._files import excerpt, to_integer
 from probes._groups import Group, own_groups
+from probes.machine import Files, Where
 
 UNLIMITED_BYTES = 1 << 62
 """From here on a limit is none. Version 1 writes "unlimited" as the most whole pages that fit into an int64:
@@ -65,8 +67,11 @@ _MEMORY_FILES = {
 }
 
 
+_STAT_KEPT = re.compile(r"^(?:total_)?(?:in)?active_file .*$", re.MULTILINE)
+
+
 def probe_limits(
-    root: Path = Path("/"), *, total_bytes: int | None = None
+    root: Where = Path("/"), *, total_bytes: int | None = None
 ) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]:
     """Every memory limit on this process's groups and their ancestors, leaf first, and the warnings.
 
@@ -118,7 +123,7 @@ def _limit(files: Files, path: str) -> int | None:
 def _reclaimable(files: Files, directory: str, names: tuple[str, ...]) -> int:
     path = f"{directory}/memory.stat"
     stat = {}
-    for line in (files.text(path) or "").splitlines():
+    for line in (files.text(path, _STAT_KEPT) or "").splitlines():
         name, _, number = line.partition(" ")
         stat[name] = to_integer(number)
     known = [value for name in names if (value := stat.get(name)) is not None and value >= 0]
@@ -127,7 +132,7 @@ def _reclaimable(files: Files, directory: str, names: tuple[str, ...]) -> int:
     return sum(known)
 
 
-def probe_cpu_quota(root: Path = Path("/")) -> tuple[float | None, tuple[str, ...]]:
+def probe_cpu_quota(root: Where = Path("/")) -> tuple[float | None, tuple[str, ...]]:
     """The processor time this process may use, in cores, by its tightest group, and the warnings.
 
     cpu.max (version 2) or cpu.cfs_quota_us and cpu.cfs_period_us (version 1): quota per period, both in

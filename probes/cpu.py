@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import platform
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from probes._files import Files, Run, describe, excerpt, run_command, to_integer
+from probes._files import excerpt, to_integer
 from probes.cgroup import probe_cpu_quota
+from probes.machine import Clients, Files, Machine, Run, Where
+from probes.report import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,28 +49,30 @@ class _Findings:
 
 
 def probe_cpu(
-    root: Path = Path("/"),
+    root: Where = Path("/"),
     *,
-    run: Run = run_command,
+    run: Run | None = None,
     system: str | None = None,
     machine: str | None = None,
 ) -> Cpu:
     """The processor of the machine at `root`. Never raises: what fails is unknown, with a warning.
 
-    `system` and `machine` default to this machine's platform.system() and platform.machine(); `run` is asked
-    for sysctl on macOS.
+    `run`, `system` and `machine` stand for another machine where `root` is only a file tree: `run` is asked
+    for sysctl on macOS, the others default to platform.system() and platform.machine().
     """
-    system = platform.system() if system is None else system
-    machine = (platform.machine() if machine is None else machine).lower()
+    if not isinstance(root, Machine):
+        clients = Clients() if run is None else Clients(run=run)
+        root = Machine(root, system=system, architecture=machine, clients=clients)
+    architecture = root.architecture.lower()
     try:
-        match system:
+        match root.system:
             case "Linux":
                 found = _from_linux(root)
             case "Darwin":
-                found = _from_sysctl(run)
+                found = _from_sysctl(root)
             case "Windows":
-                found = _from_windows()
-            case _:
+                found = _from_windows(root)
+            case system:
                 found = _Findings(warnings=[f"no processor probe for {system or 'an unknown system'}"])
     except Exception as error:  # a probe never raises, whatever the platform does
         found = _Findings(warnings=[f"processor: {error!r}"])
@@ -80,7 +84,7 @@ def probe_cpu(
         sources.append("quota_cores: the tightest control group")
     return Cpu(
         model=found.model,
-        architecture={"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine),
+        architecture={"amd64": "x86_64", "arm64": "aarch64"}.get(architecture, architecture),
         physical_cores=found.physical_cores,
         logical_cores=found.logical_cores,
         quota_cores=quota_cores,
@@ -93,15 +97,20 @@ def probe_cpu(
 # Linux
 
 _CPUINFO = "/proc/cpuinfo"
+_CPUINFO_KEPT = re.compile(
+    r"^(?:(?:processor|model name|flags|features|physical id|core id)[ \t]*:.*|[ \t]*)$", re.MULTILINE | re.IGNORECASE
+)
+"""Of cpuinfo; a board's serial number stands there too. Empty lines separate the processors."""
 _STATUS = "/proc/self/status"
+_STATUS_KEPT = re.compile(r"^Cpus_allowed_list:.*$", re.MULTILINE)
 _DEVICE_TREE_MODEL = "/proc/device-tree/model"
 _MAX_CPUS = 8192
 """The most that a Linux kernel can be built for (NR_CPUS)."""
 
 
-def _from_linux(root: Path) -> _Findings:
+def _from_linux(root: Machine) -> _Findings:
     files = Files(root)
-    processors = _processors(files.text(_CPUINFO) or "")
+    processors = _processors(files.text(_CPUINFO, _CPUINFO_KEPT) or "")
     found = _Findings(warnings=files.warnings)
     if not processors:
         found.warnings.append(f"{_CPUINFO}: names no processor")
@@ -145,7 +154,7 @@ def _model(files: Files, processors: list[dict[str, str]], sources: list[str]) -
 
 def _allowed_cpus(files: Files) -> list[int]:
     """The processors that this process may run on: `Cpus_allowed_list: 0-3,8`; empty if unknown."""
-    for line in (files.text(_STATUS) or "").splitlines():
+    for line in (files.text(_STATUS, _STATUS_KEPT) or "").splitlines():
         name, _, value = line.partition(":")
         if name == "Cpus_allowed_list":
             cpus = _cpu_list(value.strip())
@@ -199,11 +208,11 @@ _INTEL_FEATURES = {"sse4.1": "sse4_1", "sse4.2": "sse4_2", "avx1.0": "avx", "avx
 """machdep.cpu.features and leaf7_features to Linux's name, where they differ by more than case."""
 
 
-def _from_sysctl(run: Run) -> _Findings:
+def _from_sysctl(machine: Machine) -> _Findings:
     try:
-        output = run(_SYSCTL)
-    except OSError as error:
-        return _Findings(warnings=[f"sysctl: {describe(error)}"])
+        output = str(machine.answer(" ".join(_SYSCTL), lambda: machine.clients.run(_SYSCTL)))
+    except LookupError as error:
+        return _Findings(warnings=[f"sysctl: {error.args[0]}"])
     values = {name: value.strip() for name, _, value in (line.partition(":") for line in output.splitlines())}
     intel = [values.get(f"machdep.cpu.{group}", "").lower() for group in ("features", "leaf7_features")]
     features = {_INTEL_FEATURES.get(name, name) for name in " ".join(intel).split()}
@@ -237,8 +246,8 @@ _WINDOWS_FEATURES = {
 which come with AVX2: they are missing from the set even where the processor has them."""
 
 
-def _from_windows() -> _Findings:
-    readers: dict[str, tuple[str, Callable[[], object]]] = {
+def _from_windows(machine: Machine) -> _Findings:
+    readers: dict[str, tuple[str, Callable[[], Json]]] = {
         "model": ("registry, CentralProcessor\\0", _windows_model),
         "physical_cores": ("psutil.cpu_count(logical=False)", _psutil_physical_cores),
         "logical_cores": ("psutil.Process().cpu_affinity()", _psutil_allowed_cores),
@@ -247,10 +256,12 @@ def _from_windows() -> _Findings:
     found = _Findings()
     for name, (source, read) in readers.items():
         try:
-            setattr(found, name, read())
-            found.sources.append(f"{name}: {source}")
-        except Exception as error:  # one figure that fails must not cost the others
-            found.warnings.append(f"{name}: {source}: {error!r}")
+            answer = machine.answer(f"windows processor {name}", read)
+        except LookupError as error:  # one figure that fails must not cost the others
+            found.warnings.append(f"{name}: {source}: {error.args[0]}")
+            continue
+        setattr(found, name, frozenset(answer or ()) if name == "features" else answer)
+        found.sources.append(f"{name}: {source}")
     return found
 
 
@@ -266,13 +277,13 @@ def _psutil_allowed_cores() -> int | None:
     return len(psutil.Process().cpu_affinity() or []) or None
 
 
-def _windows_features() -> frozenset[str]:
+def _windows_features() -> list[str]:
     if sys.platform == "win32":
         from ctypes import windll
 
         is_present = windll.kernel32.IsProcessorFeaturePresent
-        return frozenset(name for number, name in _WINDOWS_FEATURES.items() if is_present(number))
-    return frozenset()
+        return [name for number, name in _WINDOWS_FEATURES.items() if is_present(number)]
+    return []
 
 
 def _windows_model() -> str | None:

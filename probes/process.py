@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from probes._files import describe, read_text, sizes_in_bytes
+from probes._files import describe, sizes_in_bytes
 
 _GONE = (FileNotFoundError, NotADirectoryError, ProcessLookupError)
 """No /proc/PID, or ESRCH: the process ended between opening one of its files and reading it."""
@@ -32,6 +32,8 @@ class ProcessMemory:
     """What was swapped out (SwapPss; VmSwap)."""
     peak_rss_bytes: int | None
     """The highest `rss_bytes` so far (VmHWM): files and anonymous memory mixed."""
+    private_bytes: int | None = None
+    """Elsewhere than on Linux: Windows' private commit, macOS' footprint (with graphics buffers, without files)."""
     reasons: tuple[str, ...]
     """Why a figure is unknown or comes from the second-best source, one line each."""
 
@@ -78,7 +80,7 @@ def probe_process(pid: int, root: Path = Path("/"), *, exact: bool = True) -> Pr
 def _read(root: Path, path: str, reasons: list[str]) -> str:
     """The text of a file of the process, empty with a reason when it is not ours to read. Raises `_GONE`."""
     try:
-        return read_text(root, path)
+        return (root / path.lstrip("/")).read_bytes().decode("utf-8", "replace")
     except _GONE:
         raise
     except OSError as error:
@@ -101,20 +103,26 @@ def _assemble(rollup: dict[str, int], status: dict[str, int], reasons: list[str]
 
 
 def _from_psutil(pid: int) -> ProcessMemory | None:
-    """The resident size, and on Windows its peak: what psutil knows everywhere without privileges."""
-    rss_bytes = peak_rss_bytes = None
+    """The resident size; on Windows also its peak and what is private, on a Mac the footprint."""
+    rss_bytes = peak_rss_bytes = private_bytes = None
     reasons = ["anonymous_bytes, file_bytes, shared_bytes, swap_bytes: unknown on this platform"]
     try:
         import psutil
 
         memory = psutil.Process(pid).memory_info()
         rss_bytes, peak_rss_bytes = memory.rss, getattr(memory, "peak_wset", None)
+        private_bytes = getattr(memory, "private", None)
     except Exception as error:  # a probe never raises, whatever the platform does
         if type(error).__name__ in ("NoSuchProcess", "ZombieProcess"):
             return None
         reasons.append(f"rss_bytes: unknown, psutil: {error!r}")
     if peak_rss_bytes is None:
         reasons.append("peak_rss_bytes: unknown on this platform")
+    if sys.platform == "darwin":
+        try:
+            private_bytes = read_footprint(pid)
+        except Exception as error:  # a library that is not as its documentation says
+            reasons.append(f"private_bytes: unknown, proc_pid_rusage: {error}")
     return ProcessMemory(
         rss_bytes=rss_bytes,
         anonymous_bytes=None,
@@ -122,5 +130,25 @@ def _from_psutil(pid: int) -> ProcessMemory | None:
         shared_bytes=None,
         swap_bytes=None,
         peak_rss_bytes=peak_rss_bytes,
+        private_bytes=private_bytes,
         reasons=tuple(reasons),
     )
+
+
+_FOOTPRINT_AT = 16 + 7 * 8
+"""Where ri_phys_footprint stands in rusage_info_v0 (sys/resource.h): behind an identifier and seven figures."""
+_RUSAGE_BYTES = 512
+"""More than any version of the structure takes."""
+
+
+def read_footprint(pid: int, library: str = "/usr/lib/libproc.dylib") -> int:
+    """What macOS charges a process for: private and compressed memory and graphics buffers, no mapped files.
+
+    Raises OSError where it cannot be had. Read in Apple's headers, not run.
+    """
+    import ctypes
+
+    room = ctypes.create_string_buffer(_RUSAGE_BYTES)
+    if ctypes.CDLL(library).proc_pid_rusage(pid, 0, room) != 0:
+        raise OSError(f"no answer for process {pid}")
+    return int.from_bytes(room.raw[_FOOTPRINT_AT : _FOOTPRINT_AT + 8], "little")

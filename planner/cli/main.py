@@ -23,6 +23,7 @@ EXIT_DOES_NOT_FIT = 3
 _COMMANDS = {
     "plan": ("planner.cli.plan", "plan"),
     "inspect": ("planner.cli.inspect", "inspect"),
+    "hardware": ("planner.cli.hardware", "hardware"),
     "measure": ("planner.cli.measure", "measure_command"),
 }
 """Command: module and function; a module is imported when its command runs, so that each starts fast."""

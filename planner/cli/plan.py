@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from planner.cli.machine import OtherMachine, machine_options
 from planner.cli.options import (
     chosen_model,
     ignored_options,
@@ -21,7 +22,6 @@ from planner.hardware import Hardware
 from planner.launch import Launch
 from planner.memory import MemoryPlan, Verdict, predict
 from planner.model import Model
-from planner.units import parse_size
 
 if TYPE_CHECKING:
     from planner.reconcile.dry_comparison import DryComparison
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 @click.argument("words", nargs=-1, metavar="MODEL")
 @click.option("-m", "--model", type=click.Path(path_type=Path), hidden=True)
 @launch_options
-@click.option("--ram", metavar="SIZE", help="Plan for a machine with this much free RAM, as in 16G.")
-@click.option("--vram", metavar="SIZE,...", help="... and cards with so much free VRAM, as in 24G,12G.")
+@machine_options
 @click.option("--grid", "as_grid", is_flag=True, help="A table of contexts, people and cache types.")
 @click.option("--header-only", is_flag=True, help="Accept a file that is cut off behind its header.")
 @click.option("--dry-run", "asked", is_flag=True, help="Ask llama.cpp, too: it counts and allocates nothing.")
@@ -45,6 +44,9 @@ def plan(
     model: Path | None,
     ram: str | None,
     vram: str | None,
+    unified: str | None,
+    machine: str | None,
+    report: Path | None,
     as_grid: bool,
     header_only: bool,
     asked: bool,
@@ -58,25 +60,26 @@ def plan(
     (--context, --users) or with llama-server's own options; a command that you already run can be pasted
     behind `planner plan`, program and all. Without either: one person, the trained context.
     """
-    _check_machine(ram, vram, engine, asked=asked)
+    other = OtherMachine(ram=ram, vram=vram, unified=unified, machine=machine, report=report)
+    _check_machine(other, engine, asked=asked)
     if as_grid:
         from planner.cli.grid import check_free, print_grid
 
         check_free(options)
     launch = launch_from(options, pasted=is_pasted(words))
-    hardware = _hardware(ram, vram)
+    hardware = other.hardware()
     opened = Model.open(chosen_model(words, model), header_only=header_only)
     if as_grid:
-        here = ram is None and vram is None
+        here = not other.is_asked
         if not asked and (engine or (here and _may_offload(hardware, launch))):
             hardware = _with_accelerators(hardware, engine)
         return print_grid(opened, launch, hardware, engine, here=here, asked=asked, as_json=as_json)
     comparison = None
     if asked:
-        comparison = _dry_run(opened, launch, hardware, engine, here=ram is None)
+        comparison = _dry_run(opened, launch, hardware, engine, here=not other.is_asked)
         prediction = comparison.plan
     else:
-        if engine or (ram is None and vram is None and _may_offload(hardware, launch)):
+        if engine or (not other.is_asked and _may_offload(hardware, launch)):
             hardware = _with_accelerators(hardware, engine)
         prediction = _predict(opened, _with_layers(opened, launch, hardware), hardware)
     if as_json:
@@ -107,11 +110,11 @@ def _print_text(model: Model, prediction: MemoryPlan, comparison: DryComparison 
         click.echo(f"Not counted, though it may take memory: {' '.join(uncounted)}.", err=True)
 
 
-def _check_machine(ram: str | None, vram: str | None, engine: Path | None, *, asked: bool) -> None:
-    if asked and vram is not None:
-        raise UsageError("--dry-run asks llama.cpp about this machine, and --vram describes another.", "Use one.")
-    if engine is not None and not asked and (ram or vram):
-        raise UsageError("--engine names this machine's accelerators; --ram and --vram describe another.", "Use one.")
+def _check_machine(other: OtherMachine, engine: Path | None, *, asked: bool) -> None:
+    if asked and other.has_own_devices:
+        raise UsageError(f"--dry-run asks llama.cpp about this machine, and {other.description} another.", "Use one.")
+    if engine is not None and not asked and other.is_asked:
+        raise UsageError(f"--engine names this machine's accelerators; {other.description} another.", "Use one.")
 
 
 def _with_layers(model: Model, launch: Launch, hardware: Hardware) -> Launch:
@@ -149,18 +152,6 @@ def _dry_run(model: Model, launch: Launch, hardware: Hardware, engine: Path | No
     return compare(model, _predict(model, launch, hardware), ask(model, launch, answerer, hardware))
 
 
-def _hardware(ram: str | None, vram: str | None) -> Hardware:
-    here = Hardware.detect()
-    if ram is None and vram is None:
-        return here
-    return Hardware.simulate(
-        ram=parse_size(ram) if ram else here.host.usable_bytes or 0,
-        vram=[parse_size(size) for size in vram.split(",")] if vram else (),
-        cpu_features=here.cpu_features,
-        cpu_architecture=here.cpu_architecture,
-    )
-
-
 def _may_offload(here: Hardware, launch: Launch) -> bool:
     """Whether it is worth the time to ask an engine for its devices."""
     return here.may_have_accelerators or any((launch.n_gpu_layers, launch.tensor_split, launch.device))
@@ -174,5 +165,9 @@ def _with_accelerators(here: Hardware, engine: Path | None) -> Hardware:
     except EngineError as error:
         if engine is not None:
             raise
-        click.echo(f"Accelerators are left out of account: {error}", err=True)
+        if not here.accelerators:
+            click.echo(f"Accelerators are left out of account: {error}", err=True)
+        else:
+            names = ", ".join(device.name for device in here.accelerators)
+            click.echo(f"Planned with what the system shows ({names}), since no engine tells: {error}", err=True)
         return here

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from planner.errors import ModelError
-from planner.hardware import Hardware
+from planner.hardware import Hardware, Pool
 from planner.launch import Launch
 from planner.memory import Allocation, MemoryPlan
 from planner.model import Model
@@ -145,18 +145,26 @@ def format_count(count: int) -> str:
 
 
 def render_hardware(hardware: Hardware) -> str:
-    """The machine in two lines, and its warnings."""
+    """The machine in few lines, and its warnings."""
     pool = hardware.host
     total = "unknown" if pool.total_bytes is None else format_bytes(pool.total_bytes)
     usable = "unknown" if pool.usable_bytes is None else format_bytes(pool.usable_bytes)
     features = " ".join(name for name in _TELLING_FEATURES if name in hardware.cpu_features)
     cores = "" if hardware.cpu_cores is None else f", {hardware.cpu_cores} cores"
     name = hardware.cpu_model or hardware.cpu_architecture
+    cards = [pool for pool in hardware.pools if pool != hardware.host]
     lines = [
         f"Memory    {total}, {usable} usable now",
+        *(f"{card.name[:9]:<9} {_free_of(card)}{f' ({card.label})' if card.label else ''}" for card in cards),
         f"Processor {name}{cores} ({features or 'no vector features known'})",
     ]
     return "\n".join([*lines, *(f"Warning   {warning}" for warning in hardware.warnings)])
+
+
+def _free_of(pool: Pool) -> str:
+    if pool.total_bytes is None or pool.usable_bytes is None:
+        return "of unknown size"
+    return f"{format_bytes(pool.total_bytes)}, {format_bytes(pool.usable_bytes)} usable now"
 
 
 _TELLING_FEATURES = ("avx", "avx2", "avx512f", "avx_vnni", "avx512_vnni", "asimddp", "i8mm", "sve")

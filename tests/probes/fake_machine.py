@@ -34,6 +34,12 @@ class FakeMachine:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content.encode() if isinstance(content, str) else content)
 
+    def link(self, path: str, target: str) -> None:
+        """A symbolic link to another path of the machine."""
+        link = self.root / path.lstrip("/")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(self.root / target.lstrip("/"))
+
     def make_unreadable(self, path: str) -> None:
         """A folder in the file's place: also root, which file modes do not stop, cannot read it."""
         (self.root / path.lstrip("/")).mkdir(parents=True)

@@ -1,5 +1,11 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from fake_machine import GIB, MIB, FakeMachine
 from hypothesis import given
@@ -263,3 +269,30 @@ def test_strange_cpu_quota_is_a_warning(machine: FakeMachine) -> None:
     cores, warnings = probe_cpu_quota(machine.root)
     assert cores is None
     assert len(warnings) == 1
+
+
+def test_a_real_group_of_this_machine_with_a_real_limit() -> None:
+    """A child is put into a group of its own, and its limit is read by hand and by the probe."""
+    lines = dict(line.split(":")[1:] for line in Path("/proc/self/cgroup").read_text().splitlines()[:-1])
+    parent = Path(f"/sys/fs/cgroup/memory{lines.get('memory', '/none')}")
+    group = parent / f"planner-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(512 * MIB))
+    except OSError as error:
+        pytest.skip(f"no version 1 group can be made here: {error.strerror}")
+    script = "import json, probes; print(json.dumps([l.limit_bytes for l in probes.probe_host().limits]))"
+    join = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')\n"
+    try:
+        command = [sys.executable, "-c", f"{join}{script}"]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert json.loads(output)[0] == int((group / "memory.limit_in_bytes").read_text())
+    finally:
+        group.rmdir()
+
+
+def test_the_limits_of_this_machine_are_those_that_its_files_state() -> None:
+    limits, warnings = probe_limits()
+    assert not any("not a limit" in warning for warning in warnings)
+    for limit in limits:
+        assert limit.limit_bytes == int(Path(limit.source).read_text())

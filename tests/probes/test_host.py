@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from fake_machine import GIB, KIB, MEMINFO, MIB, FakeMachine
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes import probe_host
-from probes._files import Files
+from probes import Clients, Machine, probe_host
 
 AVAILABLE = 22493612 * KIB
 
@@ -112,23 +113,87 @@ def test_unreadable_and_missing_meminfo_are_unknown_with_a_warning(machine: Fake
     assert memory.warnings == ("/proc/meminfo: Is a directory",)
 
 
-def test_without_meminfo_psutil_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Files, "text", lambda self, path: None)
-    memory = probe_host()
-    assert memory.total_bytes is not None
+def test_without_meminfo_psutil_is_asked(machine: FakeMachine) -> None:
+    memory = probe_host(Machine(machine.root, system="Darwin"))
+    assert memory.total_bytes == psutil.virtual_memory().total
     assert memory.usable_bytes == memory.available_bytes
     assert "total_bytes: psutil.virtual_memory().total" in memory.sources
 
 
-def test_psutil_that_fails_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise RuntimeError("no such counter")
-
-    monkeypatch.setattr(Files, "text", lambda self, path: None)
-    monkeypatch.setattr("psutil.virtual_memory", fail)
-    memory = probe_host()
+def test_psutil_that_fails_is_a_warning(machine: FakeMachine) -> None:
+    broken = SimpleNamespace()
+    memory = probe_host(Machine(machine.root, system="Darwin", clients=Clients(psutil=broken)))
     assert memory.usable_bytes is None
-    assert memory.warnings == ("psutil: RuntimeError('no such counter')",)
+    assert memory.warnings[0].startswith("psutil memory: ")
+
+
+ARCSTATS = """\
+12 1 0x01 98 26656 1920163911 654183491814
+name                            type data
+hits                            4    1115656
+c                               4    4123168768
+c_min                           4    519094272
+c_max                           4    8306343936
+size                            4    3987654321
+"""
+
+
+def test_zfs_cache_beyond_its_minimum_counts_with_a_haircut(host: FakeMachine) -> None:
+    host.write("/proc/meminfo", MEMINFO.replace("MemAvailable:   22493612", "MemAvailable:   12493612"))
+    host.write("/proc/spl/kstat/zfs/arcstats", ARCSTATS)
+    memory = probe_host(host.root)
+    assert (memory.arc_bytes, memory.arc_max_bytes) == (3987654321 - 519094272, 8306343936)
+    assert memory.usable_bytes == 12493612 * KIB + int((3987654321 - 519094272) * 0.8)
+    assert memory.sources[-2:] == (
+        "arc_bytes: /proc/spl/kstat/zfs/arcstats size 3987654321 - c_min 519094272",
+        "usable_bytes: available_bytes + 80% of arc_bytes, which no control group limit lowers",
+    )
+
+
+def test_zfs_cache_never_makes_more_usable_than_there_is(host: FakeMachine) -> None:
+    host.write("/proc/spl/kstat/zfs/arcstats", ARCSTATS)
+    assert probe_host(host.root).usable_bytes == 24684084 * KIB
+
+
+def test_zfs_cache_of_the_host_is_left_out_where_lxcfs_shows_a_containers_memory(host: FakeMachine) -> None:
+    host.write("/proc/spl/kstat/zfs/arcstats", ARCSTATS)
+    host.write("/proc/self/mountinfo", "88 60 0:50 /proc/meminfo /proc/meminfo rw - fuse.lxcfs lxcfs rw\n")
+    memory = probe_host(host.root)
+    assert (memory.arc_bytes, memory.usable_bytes) == (0, AVAILABLE)
+    assert "host's cache" in memory.warnings[-1]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "name type data\n", "size 4 lots\nc_min 4 3\n", "size 4 -3\nc_min 4 3\n", b"\xff"]
+)
+def test_malformed_zfs_figures_are_left_out_with_a_warning(host: FakeMachine, content: str | bytes) -> None:
+    host.write("/proc/spl/kstat/zfs/arcstats", content)
+    memory = probe_host(host.root)
+    assert (memory.arc_bytes, memory.usable_bytes) == (0, AVAILABLE)
+    assert memory.warnings == ("/proc/spl/kstat/zfs/arcstats: size or c_min not found",)
+
+
+def test_huge_pages_are_told_and_not_usable(host: FakeMachine) -> None:
+    pages = "HugePages_Total:    4096\nHugePages_Free:     1024\nHugepagesize:       2048 kB\n"
+    host.write("/proc/meminfo", MEMINFO.replace("HugePages_Total:       0\n", pages))
+    memory = probe_host(host.root)
+    assert (memory.hugepages_bytes, memory.hugepages_free_bytes) == (8 * GIB, 2 * GIB)
+    assert memory.usable_bytes == AVAILABLE
+
+
+WINDOWS = {
+    "total_bytes": 32 * GIB,
+    "available_bytes": 20 * GIB,
+    "commit_total_bytes": 40 * GIB,
+    "commit_available_bytes": 12 * GIB,
+}
+
+
+def test_windows_never_hands_out_more_than_it_may_promise(machine: FakeMachine) -> None:
+    clients = Clients(windows_memory=lambda: WINDOWS)
+    memory = probe_host(Machine(machine.root, system="Windows", clients=clients))
+    assert (memory.total_bytes, memory.available_bytes, memory.usable_bytes) == (32 * GIB, 20 * GIB, 12 * GIB)
+    assert memory.sources[-1] == "usable_bytes: ullAvailPageFile: less may be promised than is free"
 
 
 @given(content=st.binary(max_size=300))
