@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from planner import Hardware, Launch, MemoryPlan, Model, predict
-from planner.engine.log import Buffer, BufferKind, EngineLog
+from planner.engine.log import Buffer, BufferKind, EngineLog, LoggedCache
 from planner.measure import Measurement, Sample, Speed
 from planner.units import MIB
 
@@ -70,7 +70,11 @@ def measured() -> Measure:
             if a.component in KINDS
         )
         caches = sum(a.component == "kv" for a in plan.allocations)
-        log = EngineLog(buffers=buffers, cells=(1,) * caches, cpu_features=frozenset({"AVX", "AVX2", "F16C"}))
+        log = EngineLog(
+            buffers=buffers,
+            caches=(LoggedCache(cells=1, layers=1),) * caches,
+            cpu_features=frozenset({"AVX", "AVX2", "F16C"}),
+        )
         resident = sample(differences.pop("resident_bytes", plan.resident_bytes(device="CPU")))  # type: ignore[arg-type]
         speed = Speed(
             users=2,
