@@ -128,11 +128,9 @@ def _with_layers(model: Model, launch: Launch, hardware: Hardware) -> Launch:
 
 
 def _predict(model: Model, launch: Launch, hardware: Hardware) -> MemoryPlan:
-    from planner.reconcile.record import Record, default_folder, used_devices
+    from planner.reconcile.record import Record, default_folder
 
-    prediction = predict(model, launch, hardware)
-    overhead = Record(default_folder()).learned_overhead(model, None, used_devices(prediction))
-    return prediction if overhead is None else predict(model, launch, hardware, overhead_bytes=overhead)
+    return predict(model, launch, hardware, learned=Record(default_folder()).learned(model, hardware))
 
 
 def _dry_run(model: Model, launch: Launch, hardware: Hardware, engine: Path | None, *, here: bool) -> DryComparison:

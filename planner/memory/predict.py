@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from planner.errors import ModelError
-from planner.hardware import Hardware
+from planner.hardware import Hardware, kinds_of_devices
 from planner.launch import MAX_SEQUENCES, Launch, resolve_context
 from planner.memory.compute import plan_compute, plan_output
 from planner.memory.draft import draft_refusal, plan_draft
 from planner.memory.graph import graph_sizes
 from planner.memory.kv import kv_caches, kv_refusal, plan_kv, plan_states
+from planner.memory.learned import NOTHING_LEARNED, Learned
 from planner.memory.placement import place, placement_refusal
 from planner.memory.plan import Allocation, MemoryPlan
 from planner.memory.server import plan_drivers, plan_growth, plan_overhead
@@ -25,12 +26,12 @@ def predict(
     launch: Launch,
     hardware: Hardware,
     *,
-    overhead_bytes: int | None = None,
+    learned: Learned = NOTHING_LEARNED,
     prompt_tokens: int | None = None,
 ) -> MemoryPlan:
     """What llama-server will hold for this launch, byte by byte.
 
-    `overhead_bytes` is what an earlier run of this model and engine held beside its buffers.
+    `learned` is what earlier runs taught of this model, machine and engine.
     `prompt_tokens` says how long a prompt each slot will have read when memory is looked at; None means the
     whole context. It changes what is resident, never what is reserved.
 
@@ -52,6 +53,7 @@ def predict(
     if refusal:
         return MemoryPlan(launch=launch, hardware=hardware, context=None, allocations=weights, refusal=refusal)
     context = resolve_context(launch, shape.n_ctx_train)
+    kinds = kinds_of_devices((*placement.layers, *(allocation.device for allocation in weights)))
     caches = kv_caches(layout, launch, context)
     reserved = at_work = graph_sizes(shape, layout, launch, context, caches, graph=model.graph)
     if prompt_tokens is not None:
@@ -68,17 +70,20 @@ def predict(
                 *plan_kv(caches, launch, placement),
                 *plan_states(layout, context, placement),
                 *plan_draft(shape, layout, launch, context, placement),
-                *plan_compute(
-                    reserved,
-                    at_work,
-                    placement,
-                    launch,
-                    hardware=hardware,
-                    largest_matrix=model.largest_matrix,
+                *map(
+                    learned.corrected,
+                    plan_compute(
+                        reserved,
+                        at_work,
+                        placement,
+                        launch,
+                        hardware=hardware,
+                        largest_matrix=model.largest_matrix,
+                    ),
                 ),
                 plan_output(shape, launch, context),
-                *plan_drivers(placement),
-                *plan_overhead(shape, context, overhead_bytes),
+                *plan_drivers(placement, learned),
+                *plan_overhead(shape, context, learned.overhead.get(kinds)),
                 *plan_growth(layout, launch, context, caches, prompt_tokens),
             ],
         ),

@@ -147,7 +147,7 @@ def quick_measurement(
         seconds=4.0,
         resident_bytes=plan.resident_bytes() - 20 * MIB,
         anonymous_bytes=400 * MIB,
-        file_bytes=90 * MIB,
+        file_bytes=plan.resident_bytes(component="weights") + 10 * MIB,
         peak_bytes=plan.resident_bytes(),
     )
     speed = Speed(

@@ -11,8 +11,9 @@ from planner import Launch, Model, predict
 from planner.errors import PlannerError, UsageError
 from planner.grids import plan_grid
 from planner.model.catalogue import CatalogueEntry
+from planner.model.fingerprint import fingerprint
 from planner.model.ghost import write_ghost
-from planner.reconcile.record import Record, fingerprint
+from planner.reconcile.record import Record
 from planner.tui.choices import Choice, find_choices, ghost_choices, ghost_model, on_disk
 from planner.tui.work import Selected, write_command
 
