@@ -24,6 +24,7 @@ _COMMANDS = {
     "plan": ("planner.cli.plan", "plan"),
     "inspect": ("planner.cli.inspect", "inspect"),
     "measure": ("planner.cli.measure", "measure_command"),
+    "history": ("planner.cli.history", "history"),
 }
 """Command: module and function; a module is imported when its command runs, so that each starts fast."""
 

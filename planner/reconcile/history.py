@@ -59,12 +59,14 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
-    """One learned value in words, for a table."""
+class InForce:
+    """One learned value that a prediction would use now: a size or a ratio, and the runs that it comes from."""
 
     what: str
     of: str
-    value: str
+    """What it is true of: a model and build, a device, an architecture."""
+    size_bytes: int | None = None
+    ratio: float | None = None
     runs: tuple[str, ...]
 
 
@@ -153,29 +155,28 @@ def machine_key(hardware: Hardware) -> str:
     return ", ".join(parts)
 
 
-def lessons_in_force(runs: Iterable[Run]) -> list[Lesson]:
-    """Every learned value that the next prediction of its model would use, in words."""
+def in_force(runs: Iterable[Run]) -> list[InForce]:
+    """Every learned value that the next prediction of its model would use."""
     believed = [run for run in runs if not run.forgotten]
-    rows: dict[tuple[str, ...], Lesson] = {}
+    values: dict[tuple[str, ...], InForce] = {}
     for run in believed:
-        if run.lessons.overhead_bytes is not None:
-            key = ("process overhead", run.model, run.engine, *run.kinds)
+        if (size := run.lessons.overhead_bytes) is not None:
             of = ", ".join((run.model_name, f"build {run.engine}", *run.kinds))
-            value = f"{run.lessons.overhead_bytes / (1 << 20):,.1f} MiB"
-            rows[key] = Lesson(what=key[0], of=of, value=value, runs=(run.id,))
+            key = ("overhead", run.model, run.engine, *run.kinds)
+            values[key] = InForce(what="overhead", of=of, size_bytes=size, runs=(run.id,))
     for machine, engine in dict.fromkeys((run.machine, run.engine) for run in believed):
-        here = [run for run in believed if (run.machine, run.engine) == (machine, engine)]
-        for device, size in _drivers(here).items():
-            value = f"{size.size_bytes / (1 << 20):,.1f} MiB"
-            lesson = Lesson(what="driver", of=f"{device}, build {engine}", value=value, runs=(size.run,))
-            rows[("driver", machine, engine, device)] = lesson
+        alike = [run for run in believed if (run.machine, run.engine) == (machine, engine)]
+        for device, learned in _drivers(alike).items():
+            of = f"{device}, build {engine}"
+            driver = InForce(what="driver", of=of, size_bytes=learned.size_bytes, runs=(learned.run,))
+            values["driver", machine, engine, device] = driver
     for architecture, engine in dict.fromkeys((run.architecture, run.engine) for run in believed):
         alike = [run for run in believed if (run.architecture, run.engine) == (architecture, engine)]
         for kind, correction in _corrections(alike).items():
             of = f"{architecture} on {kind}, build {engine}"
-            lesson = Lesson(what="compute", of=of, value=f"x {correction.ratio:.3f}", runs=correction.runs)
-            rows[("compute", architecture, engine, kind)] = lesson
-    return list(rows.values())
+            compute = InForce(what="compute", of=of, ratio=correction.ratio, runs=correction.runs)
+            values["compute", architecture, engine, kind] = compute
+    return list(values.values())
 
 
 def without(runs: Iterable[Run], forgotten: set[str]) -> tuple[Run, ...]:

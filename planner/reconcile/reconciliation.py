@@ -261,6 +261,6 @@ def _compute_lessons(compared: Iterable[_Compared]) -> Iterator[ComputeLesson]:
             yield ComputeLesson(
                 device=entry.row.device,
                 predicted_bytes=entry.row.predicted_bytes,
-                reserved_bytes=entry.row.measured_bytes,
+                reserved_bytes=entry.row.measured_bytes if entry.row.delta_bytes else entry.row.predicted_bytes,
                 corrected="learned" in certainties,
             )
