@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner.errors import ModelError
-from planner.hardware import Hardware, kinds_of_devices
+from planner.hardware import DeviceKind, Hardware, kinds_of_devices
 from planner.launch import MAX_SEQUENCES, Launch, resolve_context
 from planner.memory.compute import plan_compute, plan_output
 from planner.memory.draft import draft_refusal, plan_draft
@@ -16,6 +18,7 @@ from planner.memory.server import plan_drivers, plan_growth, plan_overhead
 from planner.memory.unknown import guess_plan
 from planner.memory.weights import plan_weights
 from planner.model.architectures import UNSUPPORTED
+from planner.model.ggml_types import type_named
 from planner.model.hyperparameters import Hyperparameters
 from planner.model.layout import MemoryLayout
 from planner.model.model import Model
@@ -88,7 +91,7 @@ def predict(
             ],
         ),
         missing="What the projector (--mmproj) holds is not known to this version." if launch.mmproj else "",
-        notes=_notes(model, launch, context.n_ctx_seq, shape.n_ctx_train),
+        notes=_notes(model, launch, context.n_ctx_seq, shape.n_ctx_train, kinds),
     )
 
 
@@ -123,8 +126,21 @@ def _in_order(hardware: Hardware, allocations: list[Allocation]) -> tuple[Alloca
     return tuple(sorted(allocations, key=lambda allocation: ranks.get(allocation.device, len(ranks))))
 
 
-def _notes(model: Model, launch: Launch, n_ctx_seq: int, n_ctx_train: int) -> tuple[str, ...]:
+_FAST_ON_CUDA = ("f16", "q8_0", "q4_0")
+"""Cache types, the same for keys and values, that ordinary builds have kernels for (GGML_CUDA_FA_ALL_QUANTS off)."""
+
+
+def _notes(
+    model: Model, launch: Launch, n_ctx_seq: int, n_ctx_train: int, kinds: Sequence[DeviceKind]
+) -> tuple[str, ...]:
     notes = []
+    k_type, v_type = launch.cache_type_k, launch.cache_type_v
+    quantised = any(type_named(name).is_quantised for name in (k_type, v_type))
+    if quantised and (k_type != v_type or k_type not in _FAST_ON_CUDA) and {"cuda", "rocm"} & {*kinds}:
+        notes.append(
+            f"Ordinary CUDA builds have no flash attention for {k_type} keys with {v_type} values: it would run on "
+            "the processor, many times slower. Take q8_0 or q4_0 for both."
+        )
     if n_ctx_seq > n_ctx_train:
         notes.append(
             f"The model was trained on {n_ctx_train:,} tokens: llama-server gives each person no more, and the "
