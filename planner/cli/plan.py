@@ -111,6 +111,7 @@ def _measured_document(run: Run) -> dict[str, Any]:
         "engine": run.engine,
         "resident_bytes": run.measured_bytes,
         "users": run.users,
+        "prompt_tokens": run.prompt_tokens,
         "generated_tokens_per_s": run.generated_tokens_per_s,
         "one_generated_tokens_per_s": run.one_generated_tokens_per_s,
     }
@@ -121,7 +122,8 @@ def _measured_line(run: Run) -> str:
     alone = f"{run.one_generated_tokens_per_s:.1f} tokens/s for one{' alone' if run.users > 1 else ''}"
     held = "" if run.measured_bytes is None else f", {format_bytes(run.measured_bytes)} held"
     speeds = f"{together}, {alone}" if run.users > 1 else alone
-    return labelled("Measured", f"here with this launch: {speeds}{held} (run {run.id}, {run.at[:10]}, {run.engine})")
+    made = f"run {run.id}, {run.at[:10]}, {run.engine}"
+    return labelled("Measured", f"here with this launch, after {run.prompt_tokens:,} tokens: {speeds}{held} ({made})")
 
 
 def _print_text(model: Model, prediction: MemoryPlan, comparison: DryComparison | None, measured: Run | None) -> None:

@@ -9,6 +9,7 @@ import json
 import re
 from dataclasses import dataclass
 
+from planner.hardware import CPU_DEVICE
 from planner.units import MIB
 
 _HEAD = re.compile(r"memory breakdown \[MiB\]")
@@ -33,9 +34,17 @@ class DeviceMemory:
     """What the device has and what of it was free; None for the host, of which neither is printed."""
     free_bytes: int | None = None
     self_bytes: int
-    """What this server holds in llama.cpp's buffers."""
+    """What this server holds in llama.cpp's buffers: the sum of the next three."""
+    model_bytes: int
+    context_bytes: int
+    compute_bytes: int
     unaccounted_bytes: int | None = None
     """Total less free less `self`: drivers, other processes; below zero where buffers lie outside the device."""
+
+    @property
+    def device(self) -> str:
+        """Whose memory it is."""
+        return CPU_DEVICE if self.name == "Host" or self.name.startswith("CPU") else self.name
 
 
 def is_table_head(line: str) -> bool:
@@ -48,13 +57,16 @@ def table_row(line: str) -> DeviceMemory | None:
     match = _ROW.search(line)
     if match is None:
         return None
-    name, description, total, free, own, _model, _context, _compute, unaccounted = match.groups()
+    name, description, total, free, own, model, context, compute, unaccounted = match.groups()
     return DeviceMemory(
         name=name,
         description=description or "",
         total_bytes=_signed(total),
         free_bytes=_signed(free),
         self_bytes=int(own) * MIB,
+        model_bytes=int(model) * MIB,
+        context_bytes=int(context) * MIB,
+        compute_bytes=int(compute) * MIB,
         unaccounted_bytes=_signed(unaccounted),
     )
 
@@ -72,6 +84,9 @@ def event_rows(line: str) -> tuple[DeviceMemory, ...] | None:
                 total_bytes=_signed(row.get("total")),
                 free_bytes=_signed(row.get("free")),
                 self_bytes=int(row["self"]) * MIB,
+                model_bytes=int(row["model"]) * MIB,
+                context_bytes=int(row["context"]) * MIB,
+                compute_bytes=int(row["compute"]) * MIB,
                 unaccounted_bytes=_signed(row.get("unaccounted")),
             )
             for row in rows

@@ -13,7 +13,7 @@ from planner.reconcile.history import History, Run, without
 from planner.reconcile.lessons import Lessons
 
 _FIRST, _PRESENT = 1, 2
-_NUMBERS = ("predicted_bytes", "users", "generated_tokens_per_s", "one_generated_tokens_per_s")
+_NUMBERS = ("predicted_bytes", "users", "prompt_tokens", "generated_tokens_per_s", "one_generated_tokens_per_s")
 _WORDS = ("id", "at", "model", "model_name", "architecture", "engine", "machine", "verdict")
 
 
@@ -103,6 +103,7 @@ def _first_version(entry: dict[str, Any], line: bytes) -> Run:
         predicted_bytes=entry["run"]["reconciliation"]["resident"]["predicted_bytes"],
         measured_bytes=measured["steady"]["resident_bytes"],
         users=measured["everyone"]["users"],
+        prompt_tokens=measured["everyone"]["prompt_tokens"],
         generated_tokens_per_s=measured["everyone"]["generated_tokens_per_s"],
         one_generated_tokens_per_s=measured["one"]["generated_tokens_per_s"],
         lessons=Lessons.read(learned),

@@ -44,6 +44,8 @@ class Run:
     """Resident on the host, as predicted and as measured."""
     measured_bytes: int | None
     users: int
+    prompt_tokens: int
+    """That each person had sent when the answers were timed."""
     generated_tokens_per_s: float
     """Of everyone together."""
     one_generated_tokens_per_s: float

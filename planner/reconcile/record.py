@@ -122,7 +122,14 @@ class Record:
 
     def bodies(self) -> Iterator[tuple[str, dict[str, Any], str]]:
         """Id, report and log of every run, oldest first. The log is empty where an earlier version kept none."""
-        yield from self._entries(bodies=True).bodies
+        entries = self._entries(bodies=True)
+        whole = {run.id for run in entries.runs}
+        yield from (body for body in entries.bodies if body[0] in whole)
+
+    def runs(self) -> Iterator[dict[str, Any]]:
+        """The report of every run that is kept, the oldest first."""
+        for _, report, _ in self.bodies():
+            yield report
 
     def body(self, run: Run) -> tuple[dict[str, Any], str]:
         """Report and log of one run. Raises PlannerError where they are damaged."""
@@ -161,6 +168,7 @@ def _head(run: str, model: Model, reconciliation: Reconciliation) -> dict[str, A
         "predicted_bytes": plan.resident_bytes(device=CPU_DEVICE),
         "measured_bytes": measurement.steady.resident_bytes,
         "users": measurement.everyone.users,
+        "prompt_tokens": measurement.everyone.prompt_tokens,
         "generated_tokens_per_s": measurement.everyone.generated_tokens_per_s,
         "one_generated_tokens_per_s": measurement.one.generated_tokens_per_s,
         "lessons": reconciliation.lessons.document(),

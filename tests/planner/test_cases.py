@@ -204,7 +204,8 @@ def test_a_line_in_whatever_dress_is_read(case: int, line: str, mib: float) -> N
 
 
 def test_71_types_of_forks_do_not_stop_the_reader() -> None:
-    line = "llama_kv_cache: size =  117.00 MiB ( 32768 cells,   9 layers,  1/1 seqs), K (turbo3):   58.50 MiB, V (oscar2):   58.50 MiB"
+    line = "llama_kv_cache: size =  117.00 MiB ( 32768 cells,   9 layers,  1/1 seqs), "
+    line += "K (turbo3):   58.50 MiB, V (oscar2):   58.50 MiB"
     (cache,) = read_log([line]).caches
     assert (cache.k_type, cache.v_type, cache.cells) == ("turbo3", "oscar2", 32768)
 

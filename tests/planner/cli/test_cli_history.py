@@ -141,7 +141,10 @@ def test_a_launch_that_was_measured_says_how_fast_it_was(
     run = kept("q8_0")
     same = ("plan", gemma_path, "-c", 4096, "-np", 2, "-ctk", "q8_0", "-ctv", "q8_0", "--cache-ram", 256)
     text = " ".join(planner(*same).stdout.split())
-    assert "Measured here with this launch: 20.0 tokens/s for 2 at once, 20.0 tokens/s for one alone" in text
+    assert (
+        "Measured here with this launch, after 600 tokens: 20.0 tokens/s for 2 at once, 20.0 tokens/s for one alone"
+        in text
+    )
     assert f"(run {run}, 2026-11-29, 0abc123)" in text
     seen = json.loads(planner(*same, "--json").stdout)["measured_here"]
     assert (seen["run"], seen["generated_tokens_per_s"]) == (run, 20.0)

@@ -132,6 +132,7 @@ def test_a_kill_at_any_byte_leaves_the_run_or_nothing_of_it(record: Record, gemm
         assert overhead(record, gemma) == (20 if whole else 10)
         for kept in history.runs:
             record.body(kept)  # a run that is shown is there with everything
+        assert len(list(record.runs())) == len(history.runs)  # and a body without its head is none
 
 
 def test_after_a_cut_the_record_goes_on(record: Record, gemma: Model, run: Run) -> None:
