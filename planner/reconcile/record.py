@@ -122,7 +122,7 @@ class Record:
 
     def bodies(self) -> Iterator[tuple[str, dict[str, Any], str]]:
         """Id, report and log of every run, oldest first. The log is empty where an earlier version kept none."""
-        entries = self._entries(bodies=True)
+        entries = self._entries(BODY_START)
         whole = {run.id for run in entries.runs}
         yield from (body for body in entries.bodies if body[0] in whole)
 
@@ -133,15 +133,16 @@ class Record:
 
     def body(self, run: Run) -> tuple[dict[str, Any], str]:
         """Report and log of one run. Raises PlannerError where they are damaged."""
-        for entry, document, log in self.bodies():
+        for entry, document, log in self._entries(BODY_START + f'"{run.id}"'.encode()).bodies:
             if entry == run.id:
                 return document, log
         raise PlannerError(f"The report of run {run.id} cannot be read any more: its line in {self.path} is damaged.")
 
-    def _entries(self, *, bodies: bool = False) -> Entries:
+    def _entries(self, bodies: bytes = b"\n") -> Entries:
+        """All heads, and the bodies that begin so: none, if nothing else is said."""
         lines = Journal(self.path).lines()
         try:
-            return read_entries(lines if bodies else (line for line in lines if not line.startswith(BODY_START)))
+            return read_entries(line for line in lines if line.startswith(bodies) or not line.startswith(BODY_START))
         except OSError as error:
             raise PlannerError(
                 f"The record in {self.path} cannot be read: {error.strerror}.",
