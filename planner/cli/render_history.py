@@ -93,6 +93,8 @@ def render_kept(run: Run, report: dict[str, Any], log: str) -> str:
         labelled("Launch", f"{_launch(run)}, predicted as {run.verdict}"),
         labelled("Command", str(report.get("command", "?"))),
         "",
+        render_table(_PLAN_HEADER, _predicted_rows(report.get("predicted", {})), "lllrrrl"),
+        "",
         render_table(_ROWS_HEADER, map(_reserved_row, reconciliation.get("reserved", [])), "lrrrrl"),
         "",
         render_table(_ROWS_HEADER, map(_reserved_row, [reconciliation.get("resident", {})]), "lrrrrl"),
@@ -106,6 +108,25 @@ def render_kept(run: Run, report: dict[str, Any], log: str) -> str:
         log,
     ]
     return "\n".join(parts).rstrip("\n")
+
+
+_PLAN_HEADER = ("MiB", "device", "buffer", "reserved", "in use", "may grow", "how sure")
+
+
+def _predicted_rows(predicted: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (
+            str(allocation.get("component", "?")),
+            str(device.get("name", "?")),
+            str(allocation.get("buffer", "?")),
+            _mib(allocation.get("reserved_bytes")),
+            _mib(allocation.get("resident_bytes")),
+            _mib(allocation["growth_bytes"]) if allocation.get("growth_bytes") else "",
+            str(allocation.get("certainty", "?")),
+        )
+        for device in predicted.get("devices", [])
+        for allocation in device.get("allocations", [])
+    ]
 
 
 _ROWS_HEADER = ("MiB", "predicted", "dry run", "measured", "delta", "cause")

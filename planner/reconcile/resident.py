@@ -67,21 +67,25 @@ def _resident_share(row: HostRow) -> int:
 
 def _file_pages(plan: MemoryPlan, measurement: Measurement) -> list[Part]:
     """What of the mapped weights is not in memory, or what of the file is, though its weights were copied elsewhere."""
-    held = measurement.steady.file_bytes
+    held = _of_files(measurement)
     weights = [a for a in plan.allocations if a.component == "weights"]
     mapped = sum(a.resident_bytes for a in weights if a.device == CPU_DEVICE and a.buffer.endswith("_Mapped"))
     if held is None or not mapped:
         return []
     if held < mapped:
-        return [
-            Part("pages of mapped weights are not in memory, or another process shares them", held - mapped, pages=True)
-        ]
+        return [Part("pages of mapped weights are not in memory", held - mapped, pages=True)]
     copied = sum(a.resident_bytes for a in weights if not a.buffer.endswith("_Mapped") and not a.on_demand)
     process = process_of(plan)
     beyond = held - mapped - (process.resident_bytes if process else 0)  # the program's own files are among them
     if copied and beyond > RESIDENT_TOLERANCE * (measurement.steady.resident_bytes or 0):
         return [Part("dormant pages of weights that were copied elsewhere", min(beyond, copied), pages=True)]
     return []
+
+
+def _of_files(measurement: Measurement) -> int | None:
+    """Resident pages of files, those that other processes map as well in full; None where the system does not say."""
+    resident, anonymous = measurement.steady.resident_bytes, measurement.steady.anonymous_bytes
+    return None if resident is None or anonymous is None else resident - anonymous
 
 
 def left_to_chance(plan: MemoryPlan, measurement: Measurement) -> bool:

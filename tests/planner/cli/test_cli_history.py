@@ -87,7 +87,17 @@ def test_a_run_is_shown_with_everything_and_its_log(planner: Planner, kept: Call
     run = kept(more_mib=60)
     result = planner("history", "show", run[:5])
     assert (result.returncode, result.stderr) == (0, "")
-    for word in (run, "0abc123", "weights (CPU_Mapped)", "kv", "compute", "output", "resident", "learned now"):
+    for word in (
+        run,
+        "0abc123",
+        "weights (CPU_Mapped)",
+        "kv",
+        "compute",
+        "output",
+        "resident",
+        "learned now",
+        "checkpoints",
+    ):
         assert word in result.stdout
     for word in ("Command   llama-server --model model.gguf", "100.0 tokens/s read", "Taught    the process holds"):
         assert word in result.stdout

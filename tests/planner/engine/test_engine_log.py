@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.engine.log import ROUNDING_BYTES, EngineLog, LoggedCache, read_log
+from planner.engine.log import ROUNDING_BYTES, EngineLog, LoggedCache, read_line, read_log
 from planner.units import MIB
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
@@ -385,3 +385,14 @@ def test_what_is_unaccounted_for_may_be_below_zero_or_wrapped(printer: str, row:
 )
 def test_a_table_that_was_cut_off_says_nothing(line: str) -> None:
     assert read_log([line]) == EngineLog()
+
+
+@pytest.mark.parametrize("name", ["b11434-lv4-two-devices.log", "b11434-jsonl-lv4-q4.log"])
+def test_a_log_that_is_cut_off_anywhere_is_read_as_far_as_it_goes(name: str) -> None:
+    lines = (LOGS / name).read_text(encoding="utf-8").splitlines()
+    whole = [read_log(lines[: count + 1]) for count in range(len(lines))]
+    for before, after, line in zip([EngineLog(), *whole], whole, lines, strict=False):
+        for cut in {0, 1, len(line) // 3, len(line) // 2, len(line) - 1}:
+            read = read_line(before, line[:cut])
+            assert len(read.buffers) in (len(before.buffers), len(after.buffers))
+            assert len(read.caches) in (len(before.caches), len(after.caches))

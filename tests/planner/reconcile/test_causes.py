@@ -122,7 +122,7 @@ def held(plan: MemoryPlan, more_bytes: int, file_bytes: int | None = None, **log
     """A process that held so much more, with these lines in its log."""
     resident = plan.resident_bytes() + more_bytes
     measurement = measured_as_planned(plan, resident_bytes=resident)
-    steady = replace(sample(resident), file_bytes=file_bytes)
+    steady = replace(sample(resident), anonymous_bytes=None if file_bytes is None else resident - file_bytes)
     log = replace(measurement.log, **log_fields)  # type: ignore[arg-type]
     return reconcile(plan, replace(measurement, steady=steady, log=log))
 
@@ -145,10 +145,17 @@ def test_several_causes_and_what_is_left(gemma: Model, hardware: Hardware, plan:
 def test_pages_that_are_not_in_memory_teach_nothing_of_the_process(plan: MemoryPlan) -> None:
     mapped = next(a.resident_bytes for a in plan.allocations if a.buffer == "CPU_Mapped")
     run = held(plan, -100 * MIB, file_bytes=mapped - 100 * MIB)
-    assert run.resident.cause == (
-        "pages of mapped weights are not in memory, or another process shares them (-100.0 MiB)"
-    )
+    assert run.resident.cause == ("pages of mapped weights are not in memory (-100.0 MiB)")
     assert run.learned_overhead_bytes is None
+
+
+def test_pages_that_another_process_maps_as_well_are_there(plan: MemoryPlan) -> None:
+    resident = plan.resident_bytes()
+    mapped = next(a.resident_bytes for a in plan.allocations if a.buffer == "CPU_Mapped")
+    measurement = measured_as_planned(plan)
+    steady = replace(sample(resident), anonymous_bytes=resident - mapped, file_bytes=mapped // 2)  # by its share
+    run = reconcile(plan, replace(measurement, steady=steady))
+    assert run.learned_overhead_bytes is not None
 
 
 def test_dormant_pages_of_weights_that_were_copied(plan: MemoryPlan) -> None:
