@@ -75,19 +75,20 @@ def export(as_json: bool) -> None:
 @history.command(context_settings=_HELP)
 @click.argument("run")
 def forget(run: str) -> None:
-    """Take back what RUN taught, so that no prediction uses it any more. The run itself stays in the record."""
+    """Take back what RUN taught: no prediction uses it any more. The run itself stays in the record."""
     record = Record(default_folder())
     found = record.find(run)
+    if found.forgotten:
+        click.echo(f"What run {found.id} taught was taken back before; nothing changes.")
+        return
     used = [value for value in in_force(record.history().runs) if found.id in value.runs]
     record.forget(found)
-    if not used:
-        click.echo(f"Run {found.id} taught nothing that a prediction used; nothing changes.")
-        return
+    click.echo(f"Forgotten: no prediction uses run {found.id} any more, nor is its speed shown.")
     left = {(value.what, value.of): value.runs for value in in_force(record.history().runs)}
     for value in used:
         runs = left.get((value.what, value.of))
         instead = f"run {', '.join(runs)} tells it now" if runs else "it is an estimate again"
-        click.echo(f"Forgotten: {value.what} of {value.of}; {instead}.")
+        click.echo(f"The {value.what} of {value.of}: {instead}.")
 
 
 def _documents(record: Record, kept: History) -> Iterator[dict[str, Any]]:

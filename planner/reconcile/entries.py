@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from planner.reconcile.history import History, Run, without
@@ -82,6 +83,14 @@ def _run(entry: dict[str, Any]) -> Run:
     )
 
 
+def _model_of(command: str) -> str:
+    """The name of the file that a command serves."""
+    import shlex
+
+    words = shlex.split(command)
+    return PurePath(words[words.index("--model") + 1]).stem
+
+
 def _first_version(entry: dict[str, Any], line: bytes) -> Run:
     """A line of version 1: it held the report, without the log, and had no id."""
     import hashlib
@@ -92,7 +101,7 @@ def _first_version(entry: dict[str, Any], line: bytes) -> Run:
         id=hashlib.sha256(line.strip()).hexdigest()[:8],
         at=measured["started_at"],
         model=entry["model"],
-        model_name="",
+        model_name=_model_of(entry["run"]["command"]),
         architecture="",
         engine=entry["engine"],
         machine="",

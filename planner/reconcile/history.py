@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from planner.hardware import Hardware
-from planner.memory import Learned, LearnedSize, MemoryPlan
+from planner.hardware import DeviceKind, Hardware
+from planner.launch import Launch
+from planner.memory import NOTHING_LEARNED, Learned, LearnedSize, MemoryPlan
 from planner.memory.learned import Correction
 from planner.model import Model
 from planner.model.fingerprint import fingerprint
@@ -33,7 +34,7 @@ class Run:
     """The build."""
     machine: str
     """The machine in words; empty in records of version 1, which did not keep it."""
-    kinds: tuple[str, ...]
+    kinds: tuple[DeviceKind, ...]
     """Back ends of the accelerators that it used."""
     launch: dict[str, Any]
     """Under the names of llama-server's options."""
@@ -82,12 +83,14 @@ class History:
 
     def learned(self, model: Model, hardware: Hardware, engine: str | None = None) -> Learned:
         """What they teach about this model, machine and build. `engine` None takes the latest run with any."""
+        if not self.runs:
+            return NOTHING_LEARNED
         key = fingerprint(model)
         runs = [run for run in self.runs if not run.forgotten and engine in (None, run.engine)]
         machine = machine_key(hardware)
         return Learned(
             overhead={
-                run.kinds: LearnedSize(run.lessons.overhead_bytes, run.id)  # type: ignore[misc]
+                run.kinds: LearnedSize(run.lessons.overhead_bytes, run.id)
                 for run in runs
                 if run.model == key and run.lessons.overhead_bytes is not None
             },
@@ -101,11 +104,15 @@ class History:
             return None
         key = fingerprint(model)
         asked = _speed_key(asdict(plan.launch), asdict(plan.context))
+        unset = asdict(Launch())  # of settings that are newer than a run
         machine = machine_key(plan.hardware)
-        for run in reversed(self.runs):
-            if run.model == key and run.machine == machine and _speed_key(run.launch, run.context) == asked:
-                return run
-        return None
+        alike = (
+            run
+            for run in reversed(self.runs)
+            if run.model == key and run.machine == machine and not run.forgotten
+            if _speed_key({**unset, **run.launch}, run.context) == asked
+        )
+        return next(alike, None)
 
 
 def _drivers(runs: Iterable[Run]) -> dict[str, LearnedSize]:
@@ -123,8 +130,8 @@ def _of_one_build(runs: Iterable[Run]) -> list[Run]:
     return [run for run in of_all if run.engine == of_all[-1].engine]
 
 
-def _corrections(runs: Iterable[Run]) -> dict[Any, Correction]:
-    lessons: dict[str, list[tuple[str, ComputeLesson]]] = {}
+def _corrections(runs: Iterable[Run]) -> dict[DeviceKind, Correction]:
+    lessons: dict[DeviceKind, list[tuple[str, ComputeLesson]]] = {}
     for run in runs:
         for lesson in run.lessons.compute:
             lessons.setdefault(lesson.kind, []).append((run.id, lesson))

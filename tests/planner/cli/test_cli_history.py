@@ -148,7 +148,7 @@ def test_what_was_taken_back_is_used_no_more(
 def test_a_launch_that_was_measured_says_how_fast_it_was(
     planner: Planner, kept: Callable[..., str], gemma_path: Path
 ) -> None:
-    run = kept("q8_0")
+    older, run = kept("q8_0"), kept("q8_0")
     same = ("plan", gemma_path, "-c", 4096, "-np", 2, "-ctk", "q8_0", "-ctv", "q8_0", "--cache-ram", 256)
     text = " ".join(planner(*same).stdout.split())
     assert (
@@ -158,6 +158,8 @@ def test_a_launch_that_was_measured_says_how_fast_it_was(
     assert f"(run {run}, 2026-11-29, 0abc123)" in text
     seen = json.loads(planner(*same, "--json").stdout)["measured_here"]
     assert (seen["run"], seen["generated_tokens_per_s"]) == (run, 20.0)
+    planner("history", "forget", run)
+    assert json.loads(planner(*same, "--json").stdout)["measured_here"]["run"] == older
     for other in (("-ub", 256), ("--ram", "16G"), ("-c", 8192)):
         assert json.loads(planner(*same, *other, "--json").stdout)["measured_here"] is None
 

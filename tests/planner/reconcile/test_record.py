@@ -167,6 +167,7 @@ def test_a_record_of_the_first_version_is_read(record: Record, gemma: Model, run
     record.path.write_bytes(first_version(gemma, run(None), 77))
     assert overhead(record, gemma, "0abc123") == 77
     (old,) = record.history().runs
+    assert old.model_name == "model"
     assert (old.users, old.verdict, old.at) == (2, "fits", "2026-11-29T12:00:00+00:00")
     document, log = record.body(record.find(old.id))
     assert document["command"].startswith("llama-server --model model.gguf")
