@@ -20,10 +20,10 @@ from planner.launch import CacheType, Launch, resolve_context
 from planner.measure import Progress, measure
 from planner.measure.run import READY_TIMEOUT_S
 from planner.measure.users import workload_for
-from planner.memory import MemoryPlan, Verdict, predict
+from planner.memory import NOTHING_LEARNED, MemoryPlan, Verdict, predict
 from planner.model import Model
 from planner.reconcile.reconciliation import Reconciliation, reconcile
-from planner.reconcile.record import Record, used_devices
+from planner.reconcile.record import Record
 
 DEFAULT_USERS = 2
 DEFAULT_CONTEXT = 8192
@@ -175,11 +175,8 @@ def _plan(model: Model, launch: Launch, hardware: Hardware, engine: Engine, reco
     if model.rules is not None:
         context = resolve_context(launch, model.hyperparameters.n_ctx_train)
         prompt_tokens = workload_for(context).prompt_tokens
-    plan = predict(model, launch, hardware, prompt_tokens=prompt_tokens)
-    overhead = None if record is None else record.learned_overhead(model, engine.build, used_devices(plan))
-    if overhead is None:
-        return plan
-    return predict(model, launch, hardware, overhead_bytes=overhead, prompt_tokens=prompt_tokens)
+    learned = NOTHING_LEARNED if record is None else record.learned(model, hardware, engine.build)
+    return predict(model, launch, hardware, learned=learned, prompt_tokens=prompt_tokens)
 
 
 def _told(model: Model, launch: Launch, engine: Engine, cancelled: Callable[[], bool]) -> DryRun | None:

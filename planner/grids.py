@@ -27,7 +27,7 @@ from planner.fit import (
 )
 from planner.hardware import Hardware
 from planner.launch import CacheType, Launch
-from planner.memory import MemoryPlan, predict
+from planner.memory import Learned, MemoryPlan, predict
 from planner.model import Model
 from planner.reconcile.dry_comparison import compare
 from planner.reconcile.record import Record
@@ -52,17 +52,16 @@ def plan_grid(
     one and the same launch.
     """
     hardware = seen_by(engine, hardware) if engine else hardware
-    kinds = sorted({device.kind for device in hardware.accelerators})
-    overhead = record.learned_overhead(model, engine.build if engine else None, kinds)
+    learned = record.learned(model, hardware, engine.build if engine else None)
     grid = make_grid(
         model,
         hardware,
         contexts=contexts_for(_trained_context(model)),
         cache_types=cache_types,
         base=base,
-        overhead_bytes=overhead,
+        learned=learned,
     )
-    return replace(grid, cells=tuple(_bounded(model, cell, hardware, overhead) for cell in grid.cells))
+    return replace(grid, cells=tuple(_bounded(model, cell, hardware, learned) for cell in grid.cells))
 
 
 def _trained_context(model: Model) -> int:
@@ -72,12 +71,12 @@ def _trained_context(model: Model) -> int:
         return DEFAULT_CONTEXT  # the plan of every cell says what is wrong with the header
 
 
-def _bounded(model: Model, cell: Cell, hardware: Hardware, overhead_bytes: int | None) -> Cell:
+def _bounded(model: Model, cell: Cell, hardware: Hardware, learned: Learned) -> Cell:
     launch = fit_layers(model, cell.plan.launch, hardware)
-    launch = bound_growth(model, launch, hardware, overhead_bytes=overhead_bytes)
+    launch = bound_growth(model, launch, hardware, learned=learned)
     if launch == cell.plan.launch:
         return cell
-    return replace(cell, plan=predict(model, launch, hardware, overhead_bytes=overhead_bytes))
+    return replace(cell, plan=predict(model, launch, hardware, learned=learned))
 
 
 def refined(

@@ -25,6 +25,7 @@ _COMMANDS = {
     "inspect": ("planner.cli.inspect", "inspect"),
     "hardware": ("planner.cli.hardware", "hardware"),
     "measure": ("planner.cli.measure", "measure_command"),
+    "history": ("planner.cli.history", "history"),
 }
 """Command: module and function; a module is imported when its command runs, so that each starts fast."""
 

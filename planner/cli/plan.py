@@ -16,15 +16,17 @@ from planner.cli.options import (
     launch_options,
     uncounted_options,
 )
-from planner.cli.render import render_plan
-from planner.errors import EngineError, UsageError
+from planner.cli.render import labelled, render_plan
+from planner.errors import EngineError, PlannerError, UsageError
 from planner.hardware import Hardware
 from planner.launch import Launch
 from planner.memory import MemoryPlan, Verdict, predict
 from planner.model import Model
+from planner.units import format_bytes
 
 if TYPE_CHECKING:
     from planner.reconcile.dry_comparison import DryComparison
+    from planner.reconcile.history import History, Run
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -74,32 +76,64 @@ def plan(
         if not asked and (engine or (here and _may_offload(hardware, launch))):
             hardware = _with_accelerators(hardware, engine)
         return print_grid(opened, launch, hardware, engine, here=here, asked=asked, as_json=as_json)
+    history = _history()
     comparison = None
     if asked:
-        comparison = _dry_run(opened, launch, hardware, engine, here=not other.is_asked)
+        comparison = _dry_run(opened, launch, hardware, engine, history, here=not other.is_asked)
         prediction = comparison.plan
     else:
         if engine or (not other.is_asked and _may_offload(hardware, launch)):
             hardware = _with_accelerators(hardware, engine)
-        prediction = _predict(opened, _with_layers(opened, launch, hardware), hardware)
+        prediction = _predict(opened, _with_layers(opened, launch, hardware), hardware, history)
+    measured = history.same_launch(opened, prediction)
     if as_json:
-        _print_document(opened, prediction, comparison)
+        _print_document(opened, prediction, comparison, measured)
     else:
-        _print_text(opened, prediction, comparison)
+        _print_text(opened, prediction, comparison, measured)
     return 3 if prediction.verdict in (Verdict.TOO_BIG, Verdict.REFUSED) else 0
 
 
-def _print_document(model: Model, prediction: MemoryPlan, comparison: DryComparison | None) -> None:
+def _print_document(
+    model: Model, prediction: MemoryPlan, comparison: DryComparison | None, measured: Run | None
+) -> None:
     import json
 
     from planner.export.documents import plan_document
 
-    document = {**plan_document(model, prediction, comparison), "not_counted": uncounted_options()}
+    document = {
+        **plan_document(model, prediction, comparison),
+        "measured_here": None if measured is None else _measured_document(measured),
+        "not_counted": uncounted_options(),
+    }
     click.echo(json.dumps(document, indent=2, allow_nan=False))
 
 
-def _print_text(model: Model, prediction: MemoryPlan, comparison: DryComparison | None) -> None:
+def _measured_document(run: Run) -> dict[str, Any]:
+    return {
+        "run": run.id,
+        "at": run.at,
+        "engine": run.engine,
+        "resident_bytes": run.measured_bytes,
+        "users": run.users,
+        "prompt_tokens": run.prompt_tokens,
+        "generated_tokens_per_s": run.generated_tokens_per_s,
+        "one_generated_tokens_per_s": run.one_generated_tokens_per_s,
+    }
+
+
+def _measured_line(run: Run) -> str:
+    together = f"{run.generated_tokens_per_s:.1f} tokens/s for {run.users} at once"
+    alone = f"{run.one_generated_tokens_per_s:.1f} tokens/s for one{' alone' if run.users > 1 else ''}"
+    held = "" if run.measured_bytes is None else f", {format_bytes(run.measured_bytes)} held"
+    speeds = f"{together}, {alone}" if run.users > 1 else alone
+    made = f"run {run.id}, {run.at[:10]}, {run.engine}"
+    return labelled("Measured", f"here with this launch, after {run.prompt_tokens:,} tokens: {speeds}{held} ({made})")
+
+
+def _print_text(model: Model, prediction: MemoryPlan, comparison: DryComparison | None, measured: Run | None) -> None:
     click.echo(render_plan(model, prediction))
+    if measured is not None:
+        click.echo(_measured_line(measured))
     if comparison is not None:
         from planner.cli.dry_run import render_dry_run
 
@@ -130,15 +164,24 @@ def _with_layers(model: Model, launch: Launch, hardware: Hardware) -> Launch:
     return fitted
 
 
-def _predict(model: Model, launch: Launch, hardware: Hardware) -> MemoryPlan:
-    from planner.reconcile.record import Record, default_folder, used_devices
-
-    prediction = predict(model, launch, hardware)
-    overhead = Record(default_folder()).learned_overhead(model, None, used_devices(prediction))
-    return prediction if overhead is None else predict(model, launch, hardware, overhead_bytes=overhead)
+def _predict(model: Model, launch: Launch, hardware: Hardware, history: History) -> MemoryPlan:
+    return predict(model, launch, hardware, learned=history.learned(model, hardware))
 
 
-def _dry_run(model: Model, launch: Launch, hardware: Hardware, engine: Path | None, *, here: bool) -> DryComparison:
+def _history() -> History:
+    """What was measured here; nothing where it cannot be read, since a prediction needs none."""
+    from planner.reconcile.history import History
+    from planner.reconcile.record import Record, default_folder
+
+    try:
+        return Record(default_folder()).history()
+    except PlannerError:
+        return History()
+
+
+def _dry_run(
+    model: Model, launch: Launch, hardware: Hardware, engine: Path | None, history: History, *, here: bool
+) -> DryComparison:
     """The prediction held against llama.cpp's own accounting; `here` says that the machine is this one."""
     from planner.cli.dry_run import ask, find_answerer, machine_asked
     from planner.reconcile.dry_comparison import compare
@@ -149,7 +192,7 @@ def _dry_run(model: Model, launch: Launch, hardware: Hardware, engine: Path | No
     elif here:
         hardware = machine_asked(answerer, hardware)
     launch = _with_layers(model, launch, hardware)
-    return compare(model, _predict(model, launch, hardware), ask(model, launch, answerer, hardware))
+    return compare(model, _predict(model, launch, hardware, history), ask(model, launch, answerer, hardware))
 
 
 def _may_offload(here: Hardware, launch: Launch) -> bool:

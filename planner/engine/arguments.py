@@ -12,6 +12,7 @@ from pathlib import Path
 
 from planner.errors import EngineError
 from planner.launch import Launch
+from planner.model.ggml_types import type_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def _arguments(launch: Launch, model_path: Path) -> Iterator[_Argument]:
         yield _Argument("--kv-unified" if launch.unified else "--no-kv-unified", omissible=launch.slots == 1)
     yield _Argument("--cache-type-k", launch.cache_type_k)
     yield _Argument("--cache-type-v", launch.cache_type_v)
-    yield _Argument("--flash-attn", launch.flash_attn)
+    yield _Argument("--flash-attn", _flash_attention(launch))
     yield _Argument("--batch-size", str(launch.batch_size))
     yield _Argument("--ubatch-size", str(launch.ubatch_size))
     yield _Argument("--cache-ram", str(launch.cache_ram), omissible=launch.cache_ram == 0)
@@ -77,6 +78,11 @@ def _arguments(launch: Launch, model_path: Path) -> Iterator[_Argument]:
         yield _Argument("--spec-type", launch.spec_type)
         yield _Argument("--spec-draft-n-max", str(launch.spec_draft_n_max))
     yield from _placement_arguments(launch)
+
+
+def _flash_attention(launch: Launch) -> str:
+    """`auto` comes to `on` where V is quantised, which is not possible without; older builds want to be told."""
+    return "on" if launch.flash_attn == "auto" and type_named(launch.cache_type_v).is_quantised else launch.flash_attn
 
 
 def _placement_arguments(launch: Launch) -> Iterator[_Argument]:

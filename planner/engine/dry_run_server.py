@@ -7,19 +7,18 @@ leaves open is decided after that, so everything is written out here.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from planner.engine.arguments import server_arguments
 from planner.engine.dry_figures import DryFigure, DryRun, summed
 from planner.engine.faults import own_words
 from planner.engine.find import Engine
+from planner.engine.log_table import DeviceMemory, event_rows, is_table_head, table_row
 from planner.engine.server import LlamaServer
 from planner.errors import EngineError
-from planner.hardware import CPU_DEVICE
 from planner.launch import Launch, resolve_context
 from planner.memory.plan import Component
 from planner.model.ghost import dry_file
@@ -28,37 +27,11 @@ from planner.units import MIB
 
 ANSWER_TIMEOUT_S = 60.0
 _POLL_S = 0.005
-_EVENT = '"fit_memory_breakdown"'
-_TABLE = re.compile(
-    r"memory_breakdown_print: \|\s+- (?P<name>\S+).*?\|.*"
-    r"=\s*(?P<model>\d+) \+\s*(?P<context>\d+) \+\s*(?P<compute>\d+)\b"
-)
-_TABLE_HEAD = re.compile(r"memory breakdown \[MiB\]")
 _FAILED = re.compile(r"error while trying to fit params|failed to fit params")
 _FOLLOWS = re.compile(r"failed to (load|create_?\s?context with) model|exiting due to model loading error")
 """What llama-server says after any refusal, with the path of the ghost that it was asked about."""
 _ERROR = re.compile(r"^[\d.]+ E (?P<message>.+)$", re.MULTILINE)
 _LOADING = re.compile(r"load_tensors: loading model tensors|main: model loaded")
-_COLUMNS: tuple[tuple[str, tuple[Component, ...]], ...] = (
-    ("model", ("weights",)),
-    ("context", ("kv", "state")),
-    ("compute", ("compute",)),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One line of llama.cpp's table: whole MiB of one device, of the host, or of a further type of buffer."""
-
-    name: str
-    model: int
-    context: int
-    compute: int
-
-    @property
-    def device(self) -> str:
-        """Whose memory it is."""
-        return CPU_DEVICE if self.name == "Host" or self.name.startswith("CPU") else self.name
 
 
 def server_dry_run(
@@ -97,7 +70,7 @@ def _json_lines(engine: Engine) -> tuple[str, ...]:
     return ("--log-jsonl",) if "--log-jsonl" in engine.flags else ()
 
 
-def _await_rows(server: LlamaServer) -> list[_Row]:
+def _await_rows(server: LlamaServer) -> list[DeviceMemory]:
     """The first table; nothing where llama.cpp refused."""
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while True:
@@ -118,16 +91,16 @@ def _await_rows(server: LlamaServer) -> list[_Row]:
         server.pause(_POLL_S)
 
 
-def read_rows(text: str) -> list[_Row]:
+def read_rows(text: str) -> list[DeviceMemory]:
     """The first complete table of a log: the event of `--log-jsonl`, else the printed one."""
-    rows: list[_Row] = []
+    rows: list[DeviceMemory] = []
     in_table = False
     for line in text.splitlines():
-        if _EVENT in line:
-            return _event_rows(line)
-        if match := _TABLE.search(line):
-            rows.append(_Row(match["name"], int(match["model"]), int(match["context"]), int(match["compute"])))
-        elif _TABLE_HEAD.search(line):
+        if (event := event_rows(line)) is not None:
+            return list(event)
+        if (row := table_row(line)) is not None:
+            rows.append(row)
+        elif is_table_head(line):
             in_table = True
         elif in_table and rows:
             return rows
@@ -141,18 +114,14 @@ def read_refusal(text: str) -> str:
     return " / ".join(said) or own_words(text)
 
 
-def _event_rows(line: str) -> list[_Row]:
-    try:
-        data = json.loads(line)["data"]
-        return [_Row(row["name"], int(row["model"]), int(row["context"]), int(row["compute"])) for row in data["rows"]]
-    except (ValueError, KeyError, TypeError):
-        return []  # the line is still being written, or means something else in this build
-
-
-def _figures(rows: list[_Row]) -> Iterator[DryFigure]:
+def _figures(rows: list[DeviceMemory]) -> Iterator[DryFigure]:
     for row in rows:
-        for column, components in _COLUMNS:
-            size_bytes = getattr(row, column) * MIB
+        columns: tuple[tuple[int, tuple[Component, ...]], ...] = (
+            (row.model_bytes, ("weights",)),
+            (row.context_bytes, ("kv", "state")),
+            (row.compute_bytes, ("compute",)),
+        )
+        for size_bytes, components in columns:
             yield DryFigure(
                 device=row.device,
                 components=components,

@@ -3,6 +3,9 @@
 Needs `--verbosity 4`: below it, current builds print no buffer (older ones print them always). Formats:
 `src/llama-model.cpp` (load_tensors), `src/llama-kv-cache.cpp`, `src/llama-context.cpp`,
 `tools/server/server-context.cpp`. Sizes are printed in MiB with two decimals (checkpoints: three).
+
+Whatever stands before a message (clock, level, colours, the stamps of docker or journald) is passed over, and so
+is what other builds spell in a way that is not known here.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from planner.engine.log_table import DeviceMemory, event_rows, is_table_head, table_row
 from planner.units import MIB
 
 BufferKind = Literal["model", "kv", "compute", "output", "state"]
@@ -20,7 +24,7 @@ BufferKind = Literal["model", "kv", "compute", "output", "state"]
 ROUNDING_BYTES = MIB // 200
 """Half of the last printed digit: a figure of the log may be this far from the true one."""
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _MIB = r"=\s*(?P<mib>\d+[.,]\d+) MiB"
 _BUFFERS: tuple[tuple[BufferKind, re.Pattern[str]], ...] = (
     ("model", re.compile(r"load_tensors:\s*(?P<device>\S+) model buffer size\s*" + _MIB)),
@@ -29,8 +33,18 @@ _BUFFERS: tuple[tuple[BufferKind, re.Pattern[str]], ...] = (
     ("compute", re.compile(r":\s*(?P<device>\S+) compute buffer size\s*" + _MIB)),
     ("output", re.compile(r":\s*(?P<device>\S+)\s+output buffer size\s*" + _MIB)),
 )
-_CACHE = re.compile(r"llama_kv_cache: size =\s*[\d.,]+ MiB \(\s*(?P<cells>\d+) cells,\s*(?P<layers>\d+) layers")
-_CONTEXT = re.compile(r"llama_context: (?P<key>n_ctx_seq|n_ctx|n_batch|n_ubatch|n_seq_max)\s*= (?P<value>\d+)")
+_CACHE = re.compile(
+    r"llama_kv_cache\w*: size =\s*[\d.,]+ MiB \(\s*(?P<cells>\d+) cells,\s*(?P<layers>\d+) layers"
+    r"(?:.*?K \((?P<k_type>\S+?)\):\s*(?P<k_mib>\d+[.,]\d+) MiB)?"
+    r"(?:, V \((?P<v_type>\S+?)\):\s*(?P<v_mib>\d+[.,]\d+) MiB)?"
+)
+_CONTEXT = re.compile(
+    r"(?:llama_context|llama_new_context_with_model|llama_init_from_model): "
+    r"(?P<key>n_ctx_seq|n_ctx_per_seq|n_ctx|n_batch|n_ubatch|n_seq_max)\s*= (?P<value>\d+)"
+)
+_RENAMED = {"n_ctx_per_seq": "n_ctx_seq"}
+_DEVICE = re.compile(r"using device (?P<name>\S+) \((?P<description>.*?)\)")
+_REMOTE = re.compile(r"RPC(?P<index>\d*)\[(?P<endpoint>.+)\]")
 _CHECKPOINT = re.compile(r"created context checkpoint .*size = (?P<mib>\d+[.,]\d+) MiB")
 _PROMPT_CACHE = re.compile(r"cache state: (?P<prompts>\d+) prompts, (?P<mib>\d+[.,]\d+) MiB")
 _NEW_MODEL = re.compile(r"load_tensors: loading model tensors")
@@ -53,7 +67,22 @@ class Buffer:
         """The device whose memory it takes: pinned and mapped host buffers are the host's."""
         if self.device.startswith("CPU") or self.device.endswith("_Host"):
             return "CPU"
-        return self.device.removesuffix("_Mapped")
+        return self.device.removesuffix("_Mapped").removesuffix("-REPACK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedCache:
+    """One KV cache as llama.cpp sums it up."""
+
+    cells: int
+    """Per stream."""
+    layers: int
+    k_type: str = ""
+    """The type as this build calls it, a fork's own ones included; empty where it does not say."""
+    v_type: str = ""
+    k_bytes: int | None = None
+    v_bytes: int | None = None
+    """None where the line names no values (keys alone are kept, or the line is an older one)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +90,8 @@ class EngineLog:
     """What a log has said so far. Nothing in it stands for nothing said: a missing line is not a zero."""
 
     buffers: tuple[Buffer, ...] = ()
-    cells: tuple[int, ...] = ()
-    """Cells per stream of each KV cache, in the order of creation."""
+    caches: tuple[LoggedCache, ...] = ()
+    """In the order of creation."""
     context: dict[str, int] = field(default_factory=dict)
     """`n_ctx`, `n_ctx_seq`, ... as llama.cpp resolved them."""
     checkpoints_bytes: int = 0
@@ -73,6 +102,17 @@ class EngineLog:
     """Whether everything that loading says has been read; the log comes later than the server's readiness."""
     cpu_features: frozenset[str] = frozenset()
     """Instruction sets that the engine was built for and found: `AVX2`, `AVX512`, ..."""
+    devices: tuple[tuple[str, str], ...] = ()
+    """Name and description of each accelerator that is used, in llama.cpp's order."""
+    memory_before: tuple[DeviceMemory, ...] = ()
+    """The last table that was printed before the model was loaded: what would be held, and what is free."""
+    memory_at_end: tuple[DeviceMemory, ...] = ()
+    """The table that an orderly end prints: what was held."""
+
+    @property
+    def cells(self) -> tuple[int, ...]:
+        """Cells per stream of each KV cache, in the order of creation."""
+        return tuple(cache.cells for cache in self.caches)
 
     def of_kind(self, kind: BufferKind) -> tuple[Buffer, ...]:
         """The buffers of this kind; none may mean that the log does not say."""
@@ -82,6 +122,23 @@ class EngineLog:
         """The sum of these buffers; None when the log names none."""
         sizes = [buffer.size_bytes for buffer in self.of_kind(kind) if buffer_type in (None, buffer.device)]
         return sum(sizes) if sizes else None
+
+    def device_of(self, buffer: Buffer) -> str:
+        """The device whose memory a buffer takes, under the name that `--list-devices` gives it."""
+        return self._listed(buffer.device) or buffer.placed_on
+
+    def type_of(self, buffer: Buffer) -> str:
+        """The type of a buffer, with remote devices under their listed names."""
+        return self._listed(buffer.device) or buffer.device
+
+    def _listed(self, name: str) -> str | None:
+        """`RPC1` for `RPC0[127.0.0.1:50053]`, which is the first device of that endpoint; None of any other name."""
+        remote = _REMOTE.fullmatch(name)
+        if remote is None:
+            return None
+        names = [device for device, description in self.devices if description == remote["endpoint"]]
+        index = int(remote["index"] or 0)
+        return names[index] if index < len(names) else None
 
 
 def plain_line(line: str) -> str:
@@ -107,20 +164,17 @@ def read_log(lines: Iterable[str]) -> EngineLog:
 
 
 def read_line(log: EngineLog, line: str) -> EngineLog:
-    """The log with one more line. A second load replaces the first: the first was the dry pass of `--fit`."""
-    line = _ANSI.sub("", line)
+    """The log with one more line. What a dry pass (that of `--fit`) said is dropped when the real one begins."""
+    line = _ANSI.sub("", plain_line(line))
     if _NEW_MODEL.search(line):
-        return replace(log, buffers=(), cells=())
+        return replace(log, buffers=(), caches=()) if _was_dry(log) else log
     if "buffer size" in line:
-        for kind, pattern in _BUFFERS:
-            if match := pattern.search(line):
-                buffer = Buffer(kind=kind, device=match["device"], size_bytes=_bytes(match["mib"]))
-                return replace(log, buffers=(*log.buffers, buffer))
-        return log
+        return _with_buffer(log, line)
     if match := _CONTEXT.search(line):
-        return replace(log, context={**log.context, match["key"]: int(match["value"])})
+        key = _RENAMED.get(match["key"], match["key"])
+        return replace(log, context={**log.context, key: int(match["value"])})
     if match := _CACHE.search(line):
-        return replace(log, cells=(*log.cells, int(match["cells"])))
+        return replace(log, caches=(*log.caches, _cache(match)))
     if match := _CHECKPOINT.search(line):
         return replace(log, checkpoints_bytes=log.checkpoints_bytes + _bytes(match["mib"]))
     if match := _PROMPT_CACHE.search(line):
@@ -129,7 +183,51 @@ def read_line(log: EngineLog, line: str) -> EngineLog:
         return replace(log, loaded=True)
     if "system_info:" in line:
         return replace(log, cpu_features=frozenset(_FEATURE.findall(line)))
+    if match := _DEVICE.search(line):
+        used = (match["name"], match["description"])
+        return log if used in log.devices else replace(log, devices=(*log.devices, used))
+    return _with_table(log, line)
+
+
+def _was_dry(log: EngineLog) -> bool:
+    """Whether what was read so far reserved nothing: no weights, or caches without a byte. A second model that is
+    loaded beside the first (a draft) is none of that.
+    """
+    kinds = [[b.size_bytes for b in log.of_kind(kind)] for kind in ("model", "kv")]
+    return not any(kinds[0]) or (bool(kinds[1]) and not any(kinds[1]))
+
+
+def _with_buffer(log: EngineLog, line: str) -> EngineLog:
+    for kind, pattern in _BUFFERS:
+        if match := pattern.search(line):
+            buffer = Buffer(kind=kind, device=match["device"], size_bytes=_bytes(match["mib"]))
+            return replace(log, buffers=(*log.buffers, buffer))
     return log
+
+
+def _with_table(log: EngineLog, line: str) -> EngineLog:
+    """The tables of all devices: one before the load, by `--fit`, and one at the end."""
+    so_far = log.memory_at_end if log.loaded else log.memory_before
+    if (rows := event_rows(line)) is not None:
+        table = rows
+    elif is_table_head(line):
+        table = ()
+    elif (row := table_row(line)) is not None:
+        table = (*so_far, row)
+    else:
+        return log
+    return replace(log, memory_at_end=table) if log.loaded else replace(log, memory_before=table)
+
+
+def _cache(match: re.Match[str]) -> LoggedCache:
+    return LoggedCache(
+        cells=int(match["cells"]),
+        layers=int(match["layers"]),
+        k_type=match["k_type"] or "",
+        v_type=match["v_type"] or "",
+        k_bytes=None if match["k_mib"] is None else _bytes(match["k_mib"]),
+        v_bytes=None if match["v_mib"] is None else _bytes(match["v_mib"]),
+    )
 
 
 def _bytes(mib: str) -> int:

@@ -180,12 +180,14 @@ def run_document(reconciliation: Reconciliation) -> Document:
     """One measured run beside its prediction."""
     measurement = reconciliation.measurement
     return {
+        "hardware": hardware_document(reconciliation.plan.hardware),
         "predicted": _plan_body(reconciliation.plan),
         "measured": _measurement_document(measurement),
         "reconciliation": {
             "reserved": [_row_document(row) for row in reconciliation.reserved],
             "resident": _row_document(reconciliation.resident),
             "learned_overhead_bytes": reconciliation.learned_overhead_bytes,
+            "lessons": reconciliation.lessons.document(),
         },
         "command": shell_command(measurement.command, ghost=measurement.ghost, stands_for=measurement.stands_for),
     }

@@ -8,7 +8,7 @@ from typing import Literal
 
 from planner.hardware import Hardware
 from planner.launch import CONTEXT_MULTIPLE, CacheType, Launch
-from planner.memory import MemoryPlan, Verdict, predict
+from planner.memory import NOTHING_LEARNED, Learned, MemoryPlan, Verdict, predict
 from planner.model import Model
 from planner.units import pad, short_bytes
 
@@ -117,7 +117,7 @@ def make_grid(
     users: Sequence[int] = USERS,
     cache_types: Sequence[CacheType] = MAIN_CACHE_TYPES,
     base: Launch = DIVIDED,
-    overhead_bytes: int | None = None,
+    learned: Learned = NOTHING_LEARNED,
 ) -> Grid:
     """Every combination; growth is not bounded. `base` says everything else about the launches."""
     cells = (
@@ -135,7 +135,7 @@ def make_grid(
                     cache_type_v=cache_type,
                 ),
                 hardware,
-                overhead_bytes=overhead_bytes,
+                learned=learned,
             ),
         )
         for cache_type in cache_types

@@ -19,6 +19,7 @@ from planner.hardware.values import (
     Pool,
     SeenDevice,
     kind_of_device,
+    kinds_of_devices,
 )
 
 __all__ = [
@@ -33,4 +34,5 @@ __all__ = [
     "Pool",
     "SeenDevice",
     "kind_of_device",
+    "kinds_of_devices",
 ]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner.errors import ModelError
-from planner.hardware import Hardware
+from planner.hardware import DeviceKind, Hardware, kinds_of_devices
 from planner.launch import MAX_SEQUENCES, Launch, resolve_context
 from planner.memory.compute import plan_compute, plan_output
 from planner.memory.draft import draft_refusal, plan_draft
 from planner.memory.graph import graph_sizes
 from planner.memory.kv import kv_caches, kv_refusal, plan_kv, plan_states
+from planner.memory.learned import NOTHING_LEARNED, Learned
 from planner.memory.placement import place, placement_refusal
 from planner.memory.plan import Allocation, MemoryPlan
 from planner.memory.server import plan_drivers, plan_growth, plan_overhead
 from planner.memory.unknown import guess_plan
 from planner.memory.weights import plan_weights
 from planner.model.architectures import UNSUPPORTED
+from planner.model.ggml_types import type_named
 from planner.model.hyperparameters import Hyperparameters
 from planner.model.layout import MemoryLayout
 from planner.model.model import Model
@@ -25,12 +29,12 @@ def predict(
     launch: Launch,
     hardware: Hardware,
     *,
-    overhead_bytes: int | None = None,
+    learned: Learned = NOTHING_LEARNED,
     prompt_tokens: int | None = None,
 ) -> MemoryPlan:
     """What llama-server will hold for this launch, byte by byte.
 
-    `overhead_bytes` is what an earlier run of this model and engine held beside its buffers.
+    `learned` is what earlier runs taught of this model, machine and engine.
     `prompt_tokens` says how long a prompt each slot will have read when memory is looked at; None means the
     whole context. It changes what is resident, never what is reserved.
 
@@ -52,6 +56,7 @@ def predict(
     if refusal:
         return MemoryPlan(launch=launch, hardware=hardware, context=None, allocations=weights, refusal=refusal)
     context = resolve_context(launch, shape.n_ctx_train)
+    kinds = kinds_of_devices((*placement.layers, *(allocation.device for allocation in weights)))
     caches = kv_caches(layout, launch, context)
     reserved = at_work = graph_sizes(shape, layout, launch, context, caches, graph=model.graph)
     if prompt_tokens is not None:
@@ -68,22 +73,25 @@ def predict(
                 *plan_kv(caches, launch, placement),
                 *plan_states(layout, context, placement),
                 *plan_draft(shape, layout, launch, context, placement),
-                *plan_compute(
-                    reserved,
-                    at_work,
-                    placement,
-                    launch,
-                    hardware=hardware,
-                    largest_matrix=model.largest_matrix,
+                *map(
+                    learned.corrected,
+                    plan_compute(
+                        reserved,
+                        at_work,
+                        placement,
+                        launch,
+                        hardware=hardware,
+                        largest_matrix=model.largest_matrix,
+                    ),
                 ),
                 plan_output(shape, launch, context),
-                *plan_drivers(placement),
-                *plan_overhead(shape, context, overhead_bytes),
+                *plan_drivers(placement, learned),
+                *plan_overhead(shape, context, learned.overhead.get(kinds)),
                 *plan_growth(layout, launch, context, caches, prompt_tokens),
             ],
         ),
         missing="What the projector (--mmproj) holds is not known to this version." if launch.mmproj else "",
-        notes=_notes(model, launch, context.n_ctx_seq, shape.n_ctx_train),
+        notes=_notes(model, launch, context.n_ctx_seq, shape.n_ctx_train, kinds),
     )
 
 
@@ -118,8 +126,21 @@ def _in_order(hardware: Hardware, allocations: list[Allocation]) -> tuple[Alloca
     return tuple(sorted(allocations, key=lambda allocation: ranks.get(allocation.device, len(ranks))))
 
 
-def _notes(model: Model, launch: Launch, n_ctx_seq: int, n_ctx_train: int) -> tuple[str, ...]:
+_FAST_ON_CUDA = ("f16", "q8_0", "q4_0")
+"""Cache types, the same for keys and values, that ordinary builds have kernels for (GGML_CUDA_FA_ALL_QUANTS off)."""
+
+
+def _notes(
+    model: Model, launch: Launch, n_ctx_seq: int, n_ctx_train: int, kinds: Sequence[DeviceKind]
+) -> tuple[str, ...]:
     notes = []
+    k_type, v_type = launch.cache_type_k, launch.cache_type_v
+    quantised = any(type_named(name).is_quantised for name in (k_type, v_type))
+    if quantised and (k_type != v_type or k_type not in _FAST_ON_CUDA) and {"cuda", "rocm"} & {*kinds}:
+        notes.append(
+            f"Ordinary CUDA builds have no flash attention for {k_type} keys with {v_type} values: it would run on "
+            "the processor, many times slower. Take q8_0 or q4_0 for both."
+        )
     if n_ctx_seq > n_ctx_train:
         notes.append(
             f"The model was trained on {n_ctx_train:,} tokens: llama-server gives each person no more, and the "

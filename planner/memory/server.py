@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from planner.hardware import CPU_DEVICE, DeviceKind, kind_of_device
 from planner.launch import Launch, ResolvedContext
 from planner.memory.kv import F32, KvCache
+from planner.memory.learned import Learned, LearnedSize
 from planner.memory.placement import Placement
 from planner.memory.plan import Allocation
 from planner.model.hyperparameters import Hyperparameters
@@ -40,12 +41,24 @@ DRIVER_BYTES: Mapping[DeviceKind, tuple[int, int, int]] = {
 public reports; not verified on hardware, and replaced by the first measurement of a card."""
 
 
-def plan_drivers(placement: Placement) -> list[Allocation]:
+def plan_drivers(placement: Placement, learned: Learned) -> list[Allocation]:
     """What the driver takes on each accelerator beside llama.cpp's buffers."""
     allocations = []
     for device in dict.fromkeys(device for device in placement.layers if device != CPU_DEVICE):
         least, likely, most = DRIVER_BYTES.get(kind_of_device(device), (0, 0, 0))
-        if most:
+        if (known := learned.drivers.get(device)) is not None:
+            allocations.append(
+                Allocation(
+                    device=device,
+                    component="overhead",
+                    buffer="driver",
+                    reserved_bytes=known.size_bytes,
+                    resident_bytes=known.size_bytes,
+                    certainty="learned",
+                    reason=f"what was taken on {device} beside llama.cpp's buffers{_in_run(known)}",
+                )
+            )
+        elif most:
             allocations.append(
                 Allocation(
                     device=device,
@@ -62,10 +75,16 @@ def plan_drivers(placement: Placement) -> list[Allocation]:
     return allocations
 
 
-def plan_overhead(shape: Hyperparameters, context: ResolvedContext, learned_bytes: int | None) -> list[Allocation]:
+def _in_run(learned: LearnedSize) -> str:
+    return f" in run {learned.run}" if learned.run else ""
+
+
+def plan_overhead(
+    shape: Hyperparameters, context: ResolvedContext, learned: LearnedSize | None = None
+) -> list[Allocation]:
     """The process itself, learned or estimated, and its samplers."""
     estimate = OVERHEAD_BASE_BYTES + OVERHEAD_BYTES_PER_TOKEN * shape.n_vocab
-    size = estimate if learned_bytes is None else learned_bytes
+    size = estimate if learned is None else learned.size_bytes
     samplers = context.n_seq_max * shape.n_vocab * SAMPLER_BYTES_PER_TOKEN
     return [
         Allocation(
@@ -74,13 +93,13 @@ def plan_overhead(shape: Hyperparameters, context: ResolvedContext, learned_byte
             buffer="process",
             reserved_bytes=size,
             resident_bytes=size,
-            certainty="estimated" if learned_bytes is None else "learned",
-            low_bytes=size // 2 if learned_bytes is None else None,
-            high_bytes=size * 2 if learned_bytes is None else None,
+            certainty="estimated" if learned is None else "learned",
+            low_bytes=size // 2 if learned is None else None,
+            high_bytes=size * 2 if learned is None else None,
             reason=(
                 f"program, libraries and a vocabulary of {shape.n_vocab:,} tokens, until it is measured here"
-                if learned_bytes is None
-                else "what an earlier run of this model and engine held beside its buffers"
+                if learned is None
+                else f"what this model and engine held beside their buffers{_in_run(learned) or ' earlier'}"
             ),
         ),
         Allocation(

@@ -1,27 +1,27 @@
-"""Prediction against measurement: per component what differs, and why.
+"""Prediction against measurement: per device and component what differs, and why.
 
-Reserved and resident are compared apart. llama.cpp's log says what it reserved, per component; the system
+Reserved and resident are compared apart. llama.cpp's log says what it reserved, per device and component; the system
 says what the process holds, as one sum. Errors must not cancel, so no total stands for its parts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from planner.engine.dry_figures import DryRun
-from planner.engine.log import ROUNDING_BYTES, Buffer, BufferKind, EngineLog
+from planner.engine.dry_figures import DryFigure, DryRun
+from planner.engine.log import ROUNDING_BYTES, BufferKind, EngineLog, read_log
 from planner.hardware import CPU_DEVICE
 from planner.measure.measurement import Measurement
 from planner.memory import Allocation, MemoryPlan
-from planner.units import MIB, format_bytes
+from planner.reconcile.cards import Taken, taken_beside_buffers
+from planner.reconcile.causes import MOVED, NOT_SAID, UNEXPLAINED, Difference, cause_of
+from planner.reconcile.lessons import ComputeLesson, DriverLesson, Lessons
+from planner.reconcile.resident import HostRow, overhead_of, resident_cause
 
 _Kind = Literal["kv", "state", "compute", "output"]
 """Both a component of a plan and a kind of buffer in the log."""
-
-UNEXPLAINED = "unexplained"
-RESIDENT_TOLERANCE = 0.02
-"""A resident total this close (as a fraction) needs no cause: heaps are never the same twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,8 @@ class Row:
 
     component: str
     """`weights (CPU_Mapped)`, `kv`, ..., `resident`."""
+    device: str = CPU_DEVICE
+    """Whose memory it is."""
     predicted_bytes: int
     dry_run_bytes: int | None = None
     """What llama.cpp said before the run, in whole MiB, rounded down; None where it was not asked or did not say."""
@@ -38,7 +40,7 @@ class Row:
     rounding_bytes: int = 0
     """How far the measured figure may be off because it was printed rounded."""
     cause: str
-    """Why they differ; empty when they agree, `unexplained` when we do not know."""
+    """Why they differ; empty when they agree, `unexplained` with the size when we do not know."""
 
     @property
     def delta_bytes(self) -> int | None:
@@ -47,6 +49,11 @@ class Row:
             return None
         delta = self.measured_bytes - self.predicted_bytes
         return 0 if abs(delta) <= self.rounding_bytes else delta
+
+    @property
+    def is_unexplained(self) -> bool:
+        """Whether nothing that is known here says why they differ, or not of all of it."""
+        return UNEXPLAINED in self.cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,44 +64,92 @@ class Reconciliation:
     measurement: Measurement
     reserved: tuple[Row, ...]
     resident: Row
-    learned_overhead_bytes: int | None
-    """What the process held beside everything that the plan names; None where it could not be told."""
+    lessons: Lessons = field(default_factory=Lessons)
+    """What the next prediction can learn from it."""
+
+    @property
+    def learned_overhead_bytes(self) -> int | None:
+        """What the process held beside everything that the plan names; None where it could not be told."""
+        return self.lessons.overhead_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compared:
+    """A row with what it was made of."""
+
+    row: Row
+    kind: BufferKind
+    buffer: str
+    allocations: Sequence[Allocation]
 
 
 def reconcile(plan: MemoryPlan, measurement: Measurement, dry_run: DryRun | None = None) -> Reconciliation:
     """Hold a run against its prediction, beside what llama.cpp itself said of the launch before it."""
-    learned = _learned_overhead(plan, measurement)
+    compared = list(_compared(plan, measurement.log, dry_run))
+    host = [_host_row(entry) for entry in compared if entry.row.device == CPU_DEVICE]
+    overhead = overhead_of(plan, measurement, host)
+    taken = list(taken_beside_buffers(plan, _whole_log(measurement)))
+    resident = Row(
+        component="resident",
+        predicted_bytes=plan.resident_bytes(device=CPU_DEVICE),
+        measured_bytes=measurement.steady.resident_bytes,
+        cause=resident_cause(plan, measurement, host, overhead),
+    )
     return Reconciliation(
         plan=plan,
         measurement=measurement,
-        reserved=tuple(_reserved_rows(plan, measurement.log, dry_run)),
-        resident=_resident_row(plan, measurement, learned),
-        learned_overhead_bytes=learned,
+        reserved=(*(entry.row for entry in compared), *map(_driver_row, taken)),
+        resident=resident,
+        lessons=Lessons(
+            overhead_bytes=overhead,
+            drivers=tuple(_driver_lesson(card) for card in taken if card.is_driver),
+            compute=tuple(_compute_lessons(compared)),
+        ),
     )
 
 
-def _reserved_rows(plan: MemoryPlan, log: EngineLog, dry_run: DryRun | None) -> list[Row]:
-    rows = [_weights_row(plan, log, buffer) for buffer in _weight_buffers(plan, log)]
-    devices = list(dict.fromkeys([*(a.device for a in plan.allocations), *(b.placed_on for b in log.buffers)]))
+def _whole_log(measurement: Measurement) -> EngineLog:
+    """With what the server said at its end, which came after everything else was read."""
+    return read_log(measurement.log_text.splitlines()) if measurement.log_text else measurement.log
+
+
+def _compared(plan: MemoryPlan, log: EngineLog, dry_run: DryRun | None) -> Iterator[_Compared]:
+    """Buffers of weights one by one, all else by kind and device."""
+    yield from _with_moves([_weights(plan, log, buffer) for buffer in _weight_buffers(plan, log)])
+    devices = list(dict.fromkeys([*(a.device for a in plan.allocations), *map(log.device_of, log.buffers)]))
     for kind in _KINDS:
-        for device in devices:
-            allocations = [a for a in plan.allocations if a.device == device and _kind_of(a) == kind]
-            logged = [buffer for buffer in log.of_kind(kind) if buffer.placed_on == device]
-            if allocations or logged:
-                row = _kind_row(kind, device if len(devices) > 1 else "", allocations, logged, log)
-                rows.append(replace(row, dry_run_bytes=_dry_bytes(plan, dry_run, kind, device)))
-    return rows
-
-
-def _dry_bytes(plan: MemoryPlan, dry_run: DryRun | None, kind: _Kind, device: str) -> int | None:
-    """llama.cpp's figure for this kind; None where it gave one sum for this and others that are there, too."""
-    figure = dry_run.figure(kind, device) if dry_run else None
-    if figure is None or any(plan.bytes(component=c, device=device) for c in figure.components if c != kind):
-        return None
-    return figure.size_bytes
+        yield from _with_moves(
+            [
+                compared
+                for device in devices
+                if (compared := _of_kind(plan, log, dry_run, kind, device, len(devices) > 1)) is not None
+            ]
+        )
 
 
 _KINDS: tuple[_Kind, ...] = ("kv", "state", "compute", "output")
+
+
+def _of_kind(
+    plan: MemoryPlan, log: EngineLog, dry_run: DryRun | None, kind: _Kind, device: str, several: bool
+) -> _Compared | None:
+    allocations = [a for a in plan.allocations if a.device == device and _kind_of(a) == kind]
+    logged = [buffer for buffer in log.of_kind(kind) if log.device_of(buffer) == device]
+    if not allocations and not logged:
+        return None
+    # A log that names a kind on some device says that the others have none of it.
+    reserved = sum(buffer.size_bytes for buffer in logged) if log.of_kind(kind) else None
+    figure = _figure(plan, dry_run, kind, device)
+    row = Row(
+        component=f"{kind} on {device}" if several else kind,
+        device=device,
+        predicted_bytes=sum(a.reserved_bytes for a in allocations),
+        dry_run_bytes=figure.size_bytes if figure else None,
+        measured_bytes=reserved,
+        rounding_bytes=len(logged) * (ROUNDING_BYTES + 1),
+        cause="",
+    )
+    return _judged(row, kind, device, allocations, plan, log, figure)
 
 
 def _kind_of(allocation: Allocation) -> str:
@@ -104,109 +159,108 @@ def _kind_of(allocation: Allocation) -> str:
     return next((kind for kind in ("compute", "output") if kind in allocation.buffer), "kv")
 
 
-def _kind_row(
-    kind: BufferKind, device: str, allocations: list[Allocation], logged: list[Buffer], log: EngineLog
-) -> Row:
-    name = f"{kind} on {device}" if device else kind
-    predicted = sum(a.reserved_bytes for a in allocations)
-    # A log that names a kind on some device says that the others have none of it.
-    reserved = sum(buffer.size_bytes for buffer in logged) if log.of_kind(kind) else None
-    return _reserved_row(name, allocations, predicted, reserved, len(logged))
-
-
-def _reserved_row(name: str, allocations: list[Allocation], predicted: int, reserved: int | None, figures: int) -> Row:
-    rounding = figures * (ROUNDING_BYTES + 1)
-    return Row(
-        component=name,
-        predicted_bytes=predicted,
-        measured_bytes=reserved,
-        rounding_bytes=rounding,
-        cause=_cause(allocations, predicted, reserved, rounding),
-    )
+def _figure(plan: MemoryPlan, dry_run: DryRun | None, kind: _Kind, device: str) -> DryFigure | None:
+    """llama.cpp's figure for this kind; None where it gave one sum for this and others that are there, too."""
+    figure = dry_run.figure(kind, device) if dry_run else None
+    if figure is None or any(plan.bytes(component=c, device=device) for c in figure.components if c != kind):
+        return None
+    return figure
 
 
 def _weight_buffers(plan: MemoryPlan, log: EngineLog) -> list[str]:
     predicted = [a.buffer for a in plan.allocations if a.component == "weights"]
-    logged = [b.device for b in log.buffers if b.kind == "model"]
-    return list(dict.fromkeys([*predicted, *logged]))
+    return list(dict.fromkeys([*predicted, *map(log.type_of, log.of_kind("model"))]))
 
 
-def _weights_row(plan: MemoryPlan, log: EngineLog, buffer: str) -> Row:
+def _weights(plan: MemoryPlan, log: EngineLog, buffer: str) -> _Compared:
     allocations = [a for a in plan.allocations if a.component == "weights" and a.buffer == buffer]
-    predicted = sum(a.reserved_bytes for a in allocations)
+    logged = [b for b in log.of_kind("model") if log.type_of(b) == buffer]
     # A log that names some model buffers and not this one says that this one is empty.
-    reserved = log.buffer_bytes("model", buffer)
-    if reserved is None and log.buffer_bytes("model") is not None:
-        reserved = 0
-    row = _reserved_row(f"weights ({buffer})", allocations, predicted, reserved, 1)
-    if row.cause == UNEXPLAINED and buffer == "CPU_REPACK":
-        built_for = ", ".join(sorted(f for f in log.cpu_features if f.startswith(("AVX", "NEON", "DOTPROD"))))
-        cause = "this engine rearranges other types than this processor could"
-        cause += f": it is built for {built_for}" if built_for else ""
-        return replace(row, cause=cause)
-    return row
+    reserved = sum(b.size_bytes for b in logged) if log.of_kind("model") else None
+    device = allocations[0].device if allocations else log.device_of(logged[0])
+    row = Row(
+        component=f"weights ({buffer})",
+        device=device,
+        predicted_bytes=sum(a.reserved_bytes for a in allocations),
+        measured_bytes=reserved,
+        rounding_bytes=max(1, len(logged)) * (ROUNDING_BYTES + 1),
+        cause="",
+    )
+    return _judged(row, "model", buffer, allocations, plan, log, None)
 
 
-def _cause(allocations: list[Allocation], predicted: int, reserved: int | None, rounding: int) -> str:
-    if reserved is None:
-        return "this engine's log does not say"
-    if abs(reserved - predicted) <= rounding:
-        return ""
-    low = sum(a.reserved_bytes if a.low_bytes is None else a.low_bytes for a in allocations)
-    high = sum(a.reserved_bytes if a.high_bytes is None else a.high_bytes for a in allocations)
-    if allocations and low <= reserved <= high and low < high:
-        return f"within the range of the estimate ({format_bytes(low)} to {format_bytes(high)})"
-    return UNEXPLAINED
+def _judged(
+    row: Row,
+    kind: BufferKind,
+    buffer: str,
+    allocations: Sequence[Allocation],
+    plan: MemoryPlan,
+    log: EngineLog,
+    figure: DryFigure | None,
+) -> _Compared:
+    """The row with its cause."""
+    if row.measured_bytes is None:
+        row = replace(row, cause=NOT_SAID)
+    elif row.delta_bytes:
+        difference = Difference(
+            kind=kind,
+            device=row.device,
+            buffer=buffer,
+            plan=plan,
+            log=log,
+            allocations=allocations,
+            predicted_bytes=row.predicted_bytes,
+            reserved_bytes=row.measured_bytes,
+            dry_figure=figure,
+        )
+        row = replace(row, cause=cause_of(difference))
+    return _Compared(row=row, kind=kind, buffer=buffer, allocations=allocations)
 
 
-def _resident_row(plan: MemoryPlan, measurement: Measurement, learned: int | None) -> Row:
-    predicted = plan.resident_bytes(device=CPU_DEVICE)
-    measured = measurement.steady.resident_bytes
-    return Row(
-        component="resident",
-        predicted_bytes=predicted,
-        measured_bytes=measured,
-        cause=_resident_cause(plan, measurement, predicted, learned),
+def _with_moves(compared: list[_Compared]) -> Iterator[_Compared]:
+    """Rows of one kind that nothing explains one by one may be right in all: then something lies elsewhere."""
+    open_rows = [entry.row for entry in compared if entry.row.is_unexplained]
+    rounding = sum(row.rounding_bytes for row in open_rows)
+    moved = len(open_rows) > 1 and abs(sum(row.delta_bytes or 0 for row in open_rows)) <= rounding
+    for entry in compared:
+        yield replace(entry, row=replace(entry.row, cause=MOVED)) if moved and entry.row.is_unexplained else entry
+
+
+def _host_row(entry: _Compared) -> HostRow:
+    return HostRow(
+        name=entry.row.component,
+        allocations=entry.allocations,
+        delta_bytes=entry.row.delta_bytes,
+        mapped=entry.buffer.endswith("_Mapped"),
     )
 
 
-def _left_to_chance(plan: MemoryPlan, measurement: Measurement) -> bool:
-    """Whether several people's prompts may or may not have shared a ubatch, and with it the compute buffer."""
-    everyone = measurement.everyone
-    return plan.context is not None and everyone.users > 1 and everyone.prompt_tokens < plan.context.n_ubatch
+def _driver_row(taken: Taken) -> Row:
+    return Row(
+        component=f"driver on {taken.device}",
+        device=taken.device,
+        predicted_bytes=taken.driver.reserved_bytes if taken.driver else 0,
+        measured_bytes=taken.taken_bytes,
+        rounding_bytes=taken.rounding_bytes,
+        cause=taken.cause,
+    )
 
 
-def _resident_cause(plan: MemoryPlan, measurement: Measurement, predicted: int, learned: int | None) -> str:
-    measured = measurement.steady.resident_bytes
-    if measured is None:
-        return "this system does not say what a process holds"
-    if abs(measured - predicted) <= RESIDENT_TOLERANCE * measured:
-        return ""
-    if _left_to_chance(plan, measurement):
-        return "prompts shorter than a ubatch are computed together or apart, as chance will have it"
-    process = _process(plan)
-    if learned is not None and process is not None and process.certainty == "estimated":
-        # The one figure that was guessed; whether the rest is right shows in the next run.
-        return f"program and vocabulary hold {learned / MIB:.1f} MiB, not the estimated {_mib(process)}: learned now"
-    return UNEXPLAINED
+def _driver_lesson(taken: Taken) -> DriverLesson:
+    size = max(0, taken.taken_bytes)
+    return DriverLesson(device=taken.device, description=taken.description, size_bytes=size)
 
 
-def _mib(allocation: Allocation) -> str:
-    return f"{allocation.resident_bytes / MIB:.1f}"
-
-
-def _process(plan: MemoryPlan) -> Allocation | None:
-    return next((a for a in plan.allocations if a.buffer == "process"), None)
-
-
-def _learned_overhead(plan: MemoryPlan, measurement: Measurement) -> int | None:
-    """What is resident beside everything else that the plan names."""
-    measured = measurement.steady.resident_bytes
-    process = _process(plan)
-    if measured is None or process is None or plan.context is None:
-        return None
-    if _left_to_chance(plan, measurement):
-        return None
-    rest = measured - (plan.resident_bytes(device=CPU_DEVICE) - process.resident_bytes)
-    # Less than nothing says that some other figure is wrong, and nothing about the process.
-    return rest if rest > 0 else None
+def _compute_lessons(compared: Iterable[_Compared]) -> Iterator[ComputeLesson]:
+    """Of estimated compute buffers that no dry run spoke of: what one says needs no learning."""
+    for entry in compared:
+        if entry.kind != "compute" or entry.row.dry_run_bytes is not None:
+            continue
+        certainties = {allocation.certainty for allocation in entry.allocations}
+        if entry.row.measured_bytes and entry.row.predicted_bytes and certainties <= {"estimated", "learned"}:
+            yield ComputeLesson(
+                device=entry.row.device,
+                predicted_bytes=entry.row.predicted_bytes,
+                reserved_bytes=entry.row.measured_bytes if entry.row.delta_bytes else entry.row.predicted_bytes,
+                corrected="learned" in certainties,
+            )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from planner.fit import Cell
 from planner.hardware import CPU_DEVICE
 from planner.measure import Phase, Progress
+from planner.reconcile.causes import UNEXPLAINED
 from planner.reconcile.dry_comparison import DryComparison, DryRow
-from planner.reconcile.reconciliation import UNEXPLAINED, Reconciliation, Row
+from planner.reconcile.reconciliation import Reconciliation, Row
 from planner.tui.text import COMPONENTS, Line, Table, align, cell_title
 from planner.units import MIB, format_bytes, format_mib, format_tokens, signed_mib
 
@@ -125,7 +126,7 @@ def _dry_reason(row: DryRow) -> str:
 def _outcome(row: Row) -> str:
     if not row.cause:
         return "agrees"
-    return UNEXPLAINED if row.cause == UNEXPLAINED else "explained"
+    return UNEXPLAINED if row.is_unexplained else "explained"
 
 
 def _run_reason(row: Row, witness: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.engine.log import ROUNDING_BYTES, EngineLog, read_log
+from planner.engine.log import ROUNDING_BYTES, EngineLog, LoggedCache, read_line, read_log
 from planner.units import MIB
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
@@ -120,13 +120,19 @@ def test_what_the_engine_was_built_for_is_read() -> None:
         pytest.param(lambda line: line.replace(".", ","), id="with decimal commas"),
         pytest.param(lambda line: line.rstrip() + "\r\n", id="with Windows line ends"),
         pytest.param(lambda line: json.dumps({"type": "log", "msg": line}), id="as JSON"),
+        pytest.param(lambda line: f"2026-11-29T15:42:00.123456789Z {line}", id="as docker stamps it"),
+        pytest.param(lambda line: f"llama-1  | {line}", id="as docker compose prefixes it"),
+        pytest.param(lambda line: f"Nov 29 15:42:00 nas llama-server[1234]: {line}", id="as journald has it"),
+        pytest.param(lambda line: f"[46231] {line}", id="as a router hands it on"),
+        pytest.param(lambda line: f'time=2026-11-29T15:42:00Z level=INFO msg="{line}"', id="inside another log"),
     ],
 )
 def test_the_same_figures_in_every_dress(disguise: object) -> None:
     lines = (LOGS / "b11434-lv4-f16-np2.log").read_text(encoding="utf-8").splitlines()
     dressed = read_log(disguise(line) for line in lines)  # type: ignore[operator]
     plain = read_log(lines)
-    assert (dressed.buffers, dressed.cells, dressed.context) == (plain.buffers, plain.cells, plain.context)
+    assert (dressed.buffers, dressed.caches, dressed.context) == (plain.buffers, plain.caches, plain.context)
+    assert dressed.cpu_features == plain.cpu_features
 
 
 def test_the_dry_pass_before_the_load_is_forgotten() -> None:
@@ -210,3 +216,183 @@ def test_a_figure_is_never_further_off_than_its_last_digit() -> None:
     printed = read_log([f"llama_kv_cache: CPU KV buffer size = {true_bytes / MIB:.2f} MiB"]).buffer_bytes("kv")
     assert printed is not None
     assert abs(printed - true_bytes) <= ROUNDING_BYTES + 1
+
+
+# Of other builds, forks and machines --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["llama_kv_cache", "llama_kv_cache_init", "llama_kv_cache_unified", "llama_kv_cache_iswa"]
+)
+def test_builds_that_call_the_cache_otherwise(name: str) -> None:
+    log = read_log(
+        [
+            f"{name}:      CUDA0 KV buffer size =  1152.00 MiB",
+            f"{name}: size = 1152.00 MiB (  8192 cells,  36 layers,  1/ 1 seqs), K (f16):  576.00 MiB, "
+            "V (f16):  576.00 MiB",
+        ]
+    )
+    assert log.buffer_bytes("kv") == 1152 * MIB  # and not twice
+    assert log.caches == (
+        LoggedCache(cells=8192, layers=36, k_type="f16", v_type="f16", k_bytes=576 * MIB, v_bytes=576 * MIB),
+    )
+
+
+@pytest.mark.parametrize("name", ["llama_context", "llama_new_context_with_model", "llama_init_from_model"])
+def test_builds_that_call_the_context_otherwise(name: str) -> None:
+    log = read_log([f"{name}: n_ctx         = 8192", f"{name}: n_ctx_per_seq = 4096"])
+    assert log.context == {"n_ctx": 8192, "n_ctx_seq": 4096}
+
+
+def test_compute_of_the_context_and_of_the_scheduler_is_one_kind() -> None:
+    for place in ("llama_context", "sched_reserve", "llama_new_context_with_model"):
+        assert read_log([f"{place}:      CUDA0 compute buffer size =   304.75 MiB"]).buffer_bytes("compute")
+
+
+@pytest.mark.parametrize("cache_type", ["turbo3", "turbo4", "oscar2", "iq4_nl", "bf16"])
+def test_types_of_forks_are_taken_as_they_are(cache_type: str) -> None:
+    line = (
+        f"llama_kv_cache: size =  117.00 MiB ( 32768 cells,   9 layers,  1/1 seqs), K ({cache_type}):   58.50 MiB, "
+        f"V ({cache_type}):   58.50 MiB"
+    )
+    assert [(cache.k_type, cache.v_type) for cache in read_log([line]).caches] == [(cache_type, cache_type)]
+
+
+def test_keys_alone_and_no_types_at_all() -> None:
+    keys_alone = "llama_kv_cache: size = 2196.00 MiB ( 32768 cells,  61 layers,  1/1 seqs), K (f16): 2196.00 MiB"
+    nothing = "llama_kv_cache: size = 2196.00 MiB ( 32768 cells,  61 layers,  1/1 seqs)"
+    log = read_log([keys_alone, nothing])
+    assert [(cache.k_bytes, cache.v_bytes) for cache in log.caches] == [(2196 * MIB, None), (None, None)]
+    assert [cache.k_type for cache in log.caches] == ["f16", ""]
+
+
+def test_comma_decimals_of_a_fork() -> None:
+    log = read_log(["llama_kv_cache_init:      CUDA0 KV buffer size =  3072,00 MiB", "KV self size  = 3072,00 MiB"])
+    assert log.buffer_bytes("kv") == 3072 * MIB
+
+
+def test_a_check_of_the_compute_buffer_is_not_a_second_one() -> None:
+    log = read_log(
+        [
+            "sched_reserve:        CPU compute buffer size =    23.28 MiB",
+            "~llama_context:        CPU compute buffer size is  23.2822 MiB, matches expectation of  23.2822 MiB",
+            "~llama_context: CUDA0 compute buffer size of 515.0000 MiB, does not match expectation of 512.0000 MiB",
+        ]
+    )
+    assert log.buffer_bytes("compute") == round(23.28 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("buffer_type", "device"),
+    [("Meta()", "Meta()"), ("HTP0-REPACK", "HTP0"), ("ROCm_Host", "CPU"), ("CUDA_Split", "CUDA_Split")],
+)
+def test_devices_of_other_back_ends(buffer_type: str, device: str) -> None:
+    log = read_log([f"load_tensors: {buffer_type} model buffer size =     1.00 MiB"])
+    assert [log.device_of(buffer) for buffer in log.buffers] == [device]
+
+
+DRY_THEN_REAL = """
+load_tensors: loading model tensors, this can take a while... (load_mode = none)
+load_tensors:          CPU model buffer size =     0.00 MiB
+llama_kv_cache:        CPU KV buffer size =     0.00 MiB
+llama_kv_cache: size =   45.00 MiB (  2048 cells,  30 layers,  1/1 seqs), K (f16):   22.50 MiB, V (f16):   22.50 MiB
+sched_reserve:        CPU compute buffer size =    16.64 MiB
+load_tensors: loading model tensors, this can take a while... (load_mode = mmap)
+load_tensors:   CPU_Mapped model buffer size =    92.10 MiB
+llama_kv_cache:        CPU KV buffer size =    45.00 MiB
+llama_kv_cache: size =   45.00 MiB (  2048 cells,  30 layers,  1/1 seqs), K (f16):   22.50 MiB, V (f16):   22.50 MiB
+sched_reserve:        CPU compute buffer size =    16.64 MiB
+""".strip().splitlines()
+"""Of b11434 with `--verbosity 5`, which prints the dry pass, too."""
+
+
+def test_lines_of_the_dry_pass_are_not_counted_twice() -> None:
+    log = read_log(DRY_THEN_REAL)
+    assert in_mib(log) == [("model", "CPU_Mapped", 92.1), ("kv", "CPU", 45.0), ("compute", "CPU", 16.64)]
+    assert log.cells == (2048,)
+
+
+def test_a_second_model_stands_beside_the_first() -> None:
+    """A draft is loaded after the model; it replaces nothing."""
+    draft = [line.replace("92.10", "10.00").replace("45.00", "5.00") for line in DRY_THEN_REAL[5:]]
+    log = read_log([*DRY_THEN_REAL, *draft])
+    assert log.buffer_bytes("model") == round(92.1 * MIB) + 10 * MIB
+    assert log.buffer_bytes("kv") == 50 * MIB
+
+
+# The table of devices ---------------------------------------------------------------------------------------
+
+
+def test_remote_devices_are_known_under_their_listed_names() -> None:
+    log = read("b11434-lv4-two-devices.log")
+    assert log.devices == (("RPC0", "127.0.0.1:50052"), ("RPC1", "127.0.0.1:50053"))
+    assert {log.device_of(buffer) for buffer in log.of_kind("kv")} == {"RPC0", "RPC1"}
+    assert [log.type_of(buffer) for buffer in log.of_kind("model")] == ["CPU_Mapped", "RPC0", "RPC1"]
+
+
+def test_a_remote_device_that_was_not_introduced_keeps_its_name() -> None:
+    log = read_log([f"load_tensors: {RPC1} model buffer size =     1.00 MiB"])
+    assert [log.device_of(buffer) for buffer in log.buffers] == [RPC1]
+
+
+def test_the_tables_before_the_load_and_at_the_end() -> None:
+    log = read("b11434-lv4-partial-offload.log")
+    for table, host in ((log.memory_before, 154), (log.memory_at_end, 173)):
+        assert [(row.name, row.self_bytes // MIB) for row in table] == [("RPC0", 89), ("Host", host)]
+        assert (table[0].description, table[0].total_bytes, table[0].free_bytes) == (
+            "127.0.0.1:50052",
+            24105 * MIB,
+            24105 * MIB,
+        )
+        assert (table[0].unaccounted_bytes, table[1].unaccounted_bytes) == (-89 * MIB, None)
+
+
+def test_the_same_tables_as_events() -> None:
+    log = read("b11434-jsonl-lv4-q4.log")
+    assert [(row.name, row.self_bytes // MIB) for row in log.memory_before] == [("Host", 261), ("CPU_REPACK", 12)]
+    assert [(row.name, row.self_bytes // MIB) for row in log.memory_at_end] == [("Host", 273), ("CPU_REPACK", 12)]
+
+
+TABLE_HEAD = (
+    "common_memory_breakdown_print: | memory breakdown [MiB] | total free self model context compute unaccounted |"
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "unaccounted_mib"),
+    [
+        ("|   - CUDA0 (RTX 4090) | 24077 = 945 + (19187 = 17904 +  384 +  898) +  3945 |", 3945),
+        ("|   - CUDA0 (RTX 4090) | 24077 = 945 + (19187 = 17904 +  384 +  898) + -5718 |", -5718),
+        ("|   - CUDA0 (RTX 4090) | 24077 = 945 + (19187 = 17904 +  384 +  898) + 17592186036877 |", -7539),
+        ("|   - CUDA0 (RTX 3090) | 24077 = 945 + (19187 = 17904 +  384 +  898) + 17592186023856 |", -20560),
+    ],
+)
+@pytest.mark.parametrize("printer", ["common_memory_breakdown_print", "llama_memory_breakdown_print"])
+def test_what_is_unaccounted_for_may_be_below_zero_or_wrapped(printer: str, row: str, unaccounted_mib: int) -> None:
+    (device,) = read_log([TABLE_HEAD, f"{printer}: {row}"]).memory_before
+    assert device.unaccounted_bytes == unaccounted_mib * MIB
+    assert (device.free_bytes, device.self_bytes) == (945 * MIB, 19187 * MIB)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"type":"fit_memory_breakdown","data":{"unit":"MiB","rows":[{"kind":"host","name":"Ho',
+        '{"type":"fit_memory_breakdown","data":{"unit":"MiB"}}',
+        '{"type":"fit_memory_breakdown","data":{"rows":[{"name":"Host","self":"much"}]}}',
+        "common_memory_breakdown_print: |   - CUDA0 (RTX 4090) | 24077 = 945 + (19187 = 17904 |",
+    ],
+)
+def test_a_table_that_was_cut_off_says_nothing(line: str) -> None:
+    assert read_log([line]) == EngineLog()
+
+
+@pytest.mark.parametrize("name", ["b11434-lv4-two-devices.log", "b11434-jsonl-lv4-q4.log"])
+def test_a_log_that_is_cut_off_anywhere_is_read_as_far_as_it_goes(name: str) -> None:
+    lines = (LOGS / name).read_text(encoding="utf-8").splitlines()
+    whole = [read_log(lines[: count + 1]) for count in range(len(lines))]
+    for before, after, line in zip([EngineLog(), *whole], whole, lines, strict=False):
+        for cut in {0, 1, len(line) // 3, len(line) // 2, len(line) - 1}:
+            read = read_line(before, line[:cut])
+            assert len(read.buffers) in (len(before.buffers), len(after.buffers))
+            assert len(read.caches) in (len(before.caches), len(after.caches))

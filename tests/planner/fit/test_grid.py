@@ -4,6 +4,7 @@ import pytest
 
 from planner import Hardware, Model, predict
 from planner.fit import MAIN_CACHE_TYPES, USERS, contexts_for, make_grid
+from planner.memory import Learned, LearnedSize
 from planner.units import GIB, MIB
 
 MACHINE = Hardware.simulate(ram=64 * GIB)
@@ -43,8 +44,11 @@ def test_each_cell_is_the_plan_of_its_own_launch(gemma: Model) -> None:
         assert cell.plan.n_ctx_slot == 4096
 
 
+LEARNED = Learned(overhead={(): LearnedSize(999 * MIB, "0a1b2c3d")})
+
+
 def test_what_was_learned_counts_in_every_cell(gemma: Model) -> None:
-    cells = make_grid(gemma, MACHINE, contexts=(2048,), users=(1,), overhead_bytes=999 * MIB).cells
+    cells = make_grid(gemma, MACHINE, contexts=(2048,), users=(1,), learned=LEARNED).cells
     assert len(cells) == 3
     for cell in cells:
         learned = [item.reserved_bytes for item in cell.plan.allocations if item.certainty == "learned"]

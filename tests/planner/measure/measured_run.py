@@ -8,6 +8,7 @@ from planner import Hardware, Launch, MemoryPlan, Model, predict
 from planner.launch import resolve_context
 from planner.measure import Measurement, Progress
 from planner.measure.users import Workload, workload_for
+from planner.memory import Learned, LearnedSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,11 @@ class Run:
 
     def predict(self, overhead_bytes: int | None = None) -> MemoryPlan:
         """The prediction for this machine and the prompts that were sent."""
+        known = {} if overhead_bytes is None else {(): LearnedSize(overhead_bytes)}
         return predict(
             self.model,
             self.launch,
             Hardware.detect(),
-            overhead_bytes=overhead_bytes,
+            learned=Learned(overhead=known),
             prompt_tokens=self.workload.prompt_tokens,
         )

@@ -4,6 +4,7 @@ import pytest
 
 from planner import Hardware, Launch, Model, Verdict, predict
 from planner.launch import resolve_context
+from planner.memory import Learned, LearnedSize
 from planner.memory.kv import kv_caches
 from planner.memory.plan import Allocation, Component
 from planner.memory.server import checkpoint_bytes
@@ -84,7 +85,8 @@ def test_a_prompt_cache_without_a_limit_fits_no_machine_well(smollm: Model) -> N
 
 def test_the_process_is_estimated_until_it_was_measured(gemma: Model, smollm: Model) -> None:
     def process(model: Model, learned: int | None) -> Allocation:
-        plan = predict(model, Launch(parallel=1), MACHINE, overhead_bytes=learned)
+        known = Learned(overhead={} if learned is None else {(): LearnedSize(learned, "0a1b2c3d")})
+        plan = predict(model, Launch(parallel=1), MACHINE, learned=known)
         return next(allocation for allocation in plan.allocations if allocation.buffer == "process")
 
     assert process(gemma, None).reserved_bytes / MIB == pytest.approx(66, abs=1)
@@ -92,6 +94,7 @@ def test_the_process_is_estimated_until_it_was_measured(gemma: Model, smollm: Mo
     assert process(gemma, None).certainty == "estimated"
     learned = process(gemma, 70 * MIB)
     assert (learned.reserved_bytes, learned.certainty) == (70 * MIB, "learned")
+    assert learned.reason == "what this model and engine held beside their buffers in run 0a1b2c3d"
 
 
 @pytest.mark.parametrize(("slots", "mib"), [(1, 1.0), (4, 4.0), (64, 64.0)])

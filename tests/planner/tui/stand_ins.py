@@ -146,8 +146,8 @@ def quick_measurement(
         phase="everyone",
         seconds=4.0,
         resident_bytes=plan.resident_bytes() - 20 * MIB,
-        anonymous_bytes=400 * MIB,
-        file_bytes=90 * MIB,
+        anonymous_bytes=plan.resident_bytes() - plan.resident_bytes(component="weights") - 30 * MIB,
+        file_bytes=plan.resident_bytes(component="weights") + 10 * MIB,
         peak_bytes=plan.resident_bytes(),
     )
     speed = Speed(
