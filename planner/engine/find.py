@@ -15,7 +15,7 @@ from typing import Literal
 
 from planner.engine.child import before_exec, interrupts_held_back
 from planner.engine.environment import without_settings
-from planner.engine.faults import describe_exit
+from planner.engine.faults import diagnose
 from planner.errors import EngineError
 from planner.units import MIB
 
@@ -184,5 +184,5 @@ def _ask(path: Path, flag: str) -> str:
         finally:
             process.kill()
     if process.returncode != 0:
-        raise EngineError(f"{path} {flag} {describe_exit(process.returncode, output)}", "Name another with --engine.")
+        raise diagnose(process.returncode, output).fault(f"{path} {flag}", "Name another with --engine.")
     return output
