@@ -15,7 +15,10 @@ _STAGES: dict[Phase, str] = {
     "loading": "loading the model",
     "ready": "ready",
     "everyone": "everyone at once",
+    "steady": "everyone is answered",
     "one": "one person alone",
+    "idle": "nobody asks",
+    "soak": "conversations",
     "stopping": "stopping",
 }
 _BAR_WIDTH = 24
@@ -53,7 +56,9 @@ class ProgressLine(LiveLine):
         within = stages.index(progress.phase) + (progress.done / progress.total if progress.total else 0)
         filled = round(_BAR_WIDTH * (index + within / len(stages)) / len(self._launches))
         bar = "█" * filled + "░" * (_BAR_WIDTH - filled)
-        counted = f" {progress.done}/{progress.total}" if progress.total else ""
+        counted = (
+            f" {progress.done}/{progress.total}" if progress.total else f" {progress.done}" if progress.done else ""
+        )
         memory = "" if progress.resident_bytes is None else f", {format_bytes(progress.resident_bytes)}"
         elapsed = time.monotonic() - self._start
         self.show(

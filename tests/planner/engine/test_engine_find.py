@@ -161,7 +161,7 @@ def test_an_engine_for_a_newer_processor(tmp_path: Path) -> None:
 
 def test_an_engine_whose_library_is_missing(tmp_path: Path) -> None:
     script = write_script(tmp_path / "llama-server", f"echo '{MISSING_LIBRARY}' >&2; exit 127")
-    with pytest.raises(EngineError, match=r"exit code 127: a library that it needs is missing\. It said: .*libcudart\.so\.12"):
+    with pytest.raises(EngineError, match=r"exit code 127: a library that it needs is missing\. .*libcudart\.so\.12"):
         identify(script, "option")
 
 
