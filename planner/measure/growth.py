@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.launch import Launch, ResolvedContext
-from planner.measure.measurement import Soak
+from planner.measure.measurement import Measurement
+from planner.measure.soak import script_for
+from planner.measure.users import Workload
+from planner.memory import MemoryPlan
 from planner.memory.kv import kv_caches
 from planner.memory.server import CHECKPOINT_MARGIN_TOKENS, checkpoint_bytes
 from planner.model import Model
-from planner.units import MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +38,9 @@ class Growth:
     """A soak held against the prediction."""
 
     entry_bytes: int
-    """One conversation in the prompt cache, as predicted."""
+    """One conversation of the soak in the prompt cache, as predicted."""
     predicted_kept_bytes: int
-    """So many conversations as were kept."""
+    """All conversations that were kept, as predicted."""
     kept_bytes: int
     """What llama.cpp says of them."""
     predicted_bytes: int
@@ -46,12 +48,7 @@ class Growth:
     grown_bytes: int | None
     """By how much it grew; None where the system does not tell."""
     limit_bytes: int | None
-    """What --cache-ram lets the prompt cache grow to; None without limit."""
-
-    @property
-    def within_limit(self) -> bool:
-        """Whether the prompt cache stayed below what it may take."""
-        return self.limit_bytes is None or self.kept_bytes <= self.limit_bytes
+    """What the prediction lets grow, prompt cache and checkpoints; None without limit."""
 
 
 def conversation(
@@ -86,22 +83,30 @@ def _checkpoint_ends(prompt_ends: Sequence[int], n_ubatch: int) -> list[int]:
     return ends
 
 
-def hold_growth(model: Model, launch: Launch, context: ResolvedContext, soak: Soak, prompt_ends: Sequence[int],
-                first_prompt_tokens: int) -> Growth:  # fmt: skip
-    """Hold what a soak left against the prediction.
+def hold_growth(plan: MemoryPlan, model: Model, measurement: Measurement) -> Growth | None:
+    """Hold what a soak left against the prediction; None where there was none, or the model is not understood."""
+    soak, context = measurement.soak, plan.context
+    if soak is None or context is None or model.rules is None:
+        return None
+    launch = measurement.launch
+    workload = Workload(measurement.everyone.prompt_tokens, measurement.everyone.generated_tokens)
+    script = script_for(workload, context)
+    measured_tokens = workload.prompt_tokens + workload.generated_tokens - 1
 
-    Each slot had answered one prompt of `first_prompt_tokens` before, whose checkpoints it held.
-    """
-    last = conversation(model, launch, context, prompt_ends, soak.tokens)
-    first = conversation(model, launch, context, [first_prompt_tokens], first_prompt_tokens)
-    kept = soak.kept_prompts * last.kept_bytes
+    def taken(tokens: int) -> Conversation:
+        # What the measurement itself left is kept, too; so is a conversation that another one broke in on.
+        own = tokens == measured_tokens != script.tokens
+        ends = [workload.prompt_tokens] if own else [end for end in script.prompt_ends if end <= tokens]
+        return conversation(model, launch, context, ends, tokens)
+
+    last, first = taken(script.tokens), taken(measured_tokens)
+    kept = sum(taken(entry.tokens).kept_bytes for entry in soak.kept)
+    slots = context.n_seq_max * (last.checkpoints_bytes - first.checkpoints_bytes)
     return Growth(
         entry_bytes=last.kept_bytes,
         predicted_kept_bytes=kept,
         kept_bytes=soak.kept_bytes,
-        predicted_bytes=kept
-        - soak.kept_before_bytes
-        + context.n_seq_max * (last.checkpoints_bytes - first.checkpoints_bytes),
+        predicted_bytes=kept - soak.kept_before_bytes + slots,
         grown_bytes=soak.grown_bytes,
-        limit_bytes=None if launch.cache_ram < 0 else launch.cache_ram * MIB,
+        limit_bytes=None if launch.cache_ram < 0 else plan.growth_bytes(),
     )

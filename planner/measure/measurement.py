@@ -51,6 +51,16 @@ class PhaseMemory:
     """Highest resident memory that was seen in it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One conversation in the prompt cache, as llama.cpp logs it."""
+
+    tokens: int
+    checkpoints: int
+    size_bytes: int
+    """To a thousandth of a MiB, its checkpoints included."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Soak:
     """What conversation after conversation left in memory."""
@@ -65,14 +75,14 @@ class Soak:
     ended: Literal["level", "time"]
     """Whether nothing grew any more, or the time was over."""
     before: Sample
-    """When nobody had asked anything for a moment, before the first conversation."""
+    """Before the first conversation."""
     after: Sample
     kept_before_bytes: int
     """The prompt cache before the first conversation, as llama.cpp logs it."""
     kept_bytes: int
     """The prompt cache after the last one."""
-    kept_prompts: int
-    """Conversations in it."""
+    kept: tuple[Kept, ...]
+    """What is in it then."""
 
     @property
     def grown_bytes(self) -> int | None:

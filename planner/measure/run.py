@@ -91,6 +91,7 @@ def measure(
                 script_for(workload, context),
                 load.seed + users + 1,
                 minutes=load.soak_minutes,
+                before=after,
                 take=watcher.take,
                 on_conversation=lambda done: run.report("soak", done),
             )

@@ -10,15 +10,19 @@ from typing import Literal
 
 from planner.engine.server import LlamaServer
 from planner.launch import ResolvedContext
-from planner.measure.measurement import Sample, Soak
+from planner.measure.measurement import Kept, Sample, Soak
 from planner.measure.users import PROMPT_BEYOND_UBATCH_TOKENS, Answer, Workload, at_once, complete, prompt_tokens
+from planner.units import MIB
 
 ANSWER_TOKENS = 8
 """Of each turn: what grows depends on what was said, not on who said it."""
 _LEVEL_ROUNDS = 2
 """Rounds after which nothing more is kept than before them."""
 _QUIET_S = 0.3
-_CACHE_STATE = re.compile(r"cache state: (?P<prompts>\d+) prompts, (?P<mib>\d+[.,]\d+) MiB")
+_CACHE_STATE = re.compile(r"cache state: \d+ prompts, (?P<mib>\d+[.,]\d+) MiB")
+_KEPT = re.compile(
+    r"- prompt \S+\s+(?P<tokens>\d+) tokens, checkpoints:\s*(?P<checkpoints>\d+),\s*(?P<mib>\d+[.,]\d+) MiB"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ def soak(
     seed: int,
     *,
     minutes: float,
+    before: Sample,
     take: Callable[[], Sample],
     on_conversation: Callable[[int], None],
 ) -> Soak:
@@ -67,11 +72,10 @@ def soak(
 
     Raises EngineError if the server fails, Cancelled if the person asks.
     """
-    before = take()
-    kept_before, _ = _kept(server)
+    kept_before, _ = kept_prompts(server.log_text)
     start = time.monotonic()
     rounds = 0
-    kept: list[tuple[int, int]] = []
+    sizes: list[int] = []
     ended: Literal["level", "time"] = "time"
     while time.monotonic() - start < minutes * 60:
         first_seed = seed + rounds * users
@@ -82,11 +86,11 @@ def soak(
         at_once(server, users, talk, lambda done, held=rounds * users: on_conversation(held + done))  # type: ignore[misc]
         rounds += 1
         server.quiet_log(_QUIET_S)
-        kept.append(_kept(server))
-        if len(kept) > _LEVEL_ROUNDS and len(set(kept[-_LEVEL_ROUNDS - 1 :])) == 1:
+        sizes.append(kept_prompts(server.log_text)[0])
+        if len(sizes) > _LEVEL_ROUNDS and len(set(sizes[-_LEVEL_ROUNDS - 1 :])) == 1:
             ended = "level"
             break
-    kept_bytes, kept_prompts = kept[-1]
+    kept_bytes, kept = kept_prompts(server.log_text)
     return Soak(
         seconds=time.monotonic() - start,
         conversations=rounds * users,
@@ -97,7 +101,7 @@ def soak(
         after=take(),
         kept_before_bytes=kept_before,
         kept_bytes=kept_bytes,
-        kept_prompts=kept_prompts,
+        kept=kept,
     )
 
 
@@ -110,10 +114,18 @@ def _converse(server: LlamaServer, script: Script, seed: int) -> None:
         said += answer.tokens
 
 
-def _kept(server: LlamaServer) -> tuple[int, int]:
-    """Bytes and conversations in the prompt cache, as the log last said; nothing said is nothing kept."""
-    states = _CACHE_STATE.findall(server.log_text)
+def kept_prompts(log_text: str) -> tuple[int, tuple[Kept, ...]]:
+    """The bytes of the prompt cache and what is in it, as the log last said; nothing said is nothing kept."""
+    states = list(_CACHE_STATE.finditer(log_text))
     if not states:
-        return 0, 0
-    prompts, mib = states[-1]
-    return round(float(mib.replace(",", ".")) * (1 << 20)), int(prompts)
+        return 0, ()
+    state = states[-1]
+    kept = (
+        Kept(int(match["tokens"]), int(match["checkpoints"]), _bytes(match["mib"]))
+        for match in _KEPT.finditer(log_text, state.end())
+    )
+    return _bytes(state["mib"]), tuple(kept)
+
+
+def _bytes(mib: str) -> int:
+    return round(float(mib.replace(",", ".")) * MIB)

@@ -122,6 +122,12 @@ class Record:
                 latest = overhead if isinstance(overhead, int) else latest
         return latest
 
+    def runs(self) -> Iterator[dict[str, Any]]:
+        """The report of every run that is kept, the oldest first."""
+        for entry in self._entries():
+            if isinstance(entry.get("run"), dict):
+                yield entry["run"]
+
     def _entries(self) -> Iterator[dict[str, Any]]:
         import json
 

@@ -50,6 +50,7 @@ def came_true(
         return measured(predict(gemma, launch, hardware))
 
     monkeypatch.setattr(module, "measure", measure)
+    monkeypatch.setattr(module, "smoke_test", lambda *_args, **_options: None)
     return run
 
 
