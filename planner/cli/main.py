@@ -96,9 +96,9 @@ def cli(
 
         run_measure(
             model=None if measured == _NO_MODEL else measured,
-            context=context,
-            users=users,
-            engine=engine,
+            context=() if context is None else (context,),
+            users=() if users is None else (users,),
+            engines=() if engine is None else (engine,),
             force=force,
             ready_timeout=ready_timeout,
             as_json=as_json,
