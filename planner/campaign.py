@@ -5,28 +5,58 @@ Shared by the command line and the app, so that both do the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from planner.engine.dry_run import DryRun, dry_run
 from planner.engine.find import Engine
+from planner.engine.smoke import SMOKE_TIMEOUT_S, smoke_test
 from planner.errors import DoesNotFitError, EngineError
 from planner.export.command import shell_command
 from planner.export.documents import run_document
 from planner.fit import Candidate, Recommendation, bound_growth, fit_layers, recommend
 from planner.hardware import CPU_DEVICE, Hardware
 from planner.launch import CacheType, Launch, resolve_context
-from planner.measure import Progress, measure
+from planner.measure import Limits, Load, Progress, measure
+from planner.measure.growth import hold_growth
+from planner.measure.guard import DEADLINE_S, floor_of
 from planner.measure.run import READY_TIMEOUT_S
 from planner.measure.users import workload_for
 from planner.memory import NOTHING_LEARNED, MemoryPlan, Verdict, predict
 from planner.model import Model
+from planner.model.fingerprint import fingerprint
 from planner.reconcile.reconciliation import Reconciliation, reconcile
 from planner.reconcile.record import Record
 
 DEFAULT_USERS = 2
 DEFAULT_CONTEXT = 8192
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One launch on one engine: what a sweep is made of."""
+
+    launch: Launch
+    engine: Engine
+    name: str
+    """What was asked for, in words: by it a sweep that was cut off knows what it has done. The launch itself does
+    not serve, since what may grow is bounded by the memory of the moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Cells that are measured one after the other, under one name in the record."""
+
+    id: str
+    ended: Mapping[str, Document] = field(default_factory=dict)
+    """Reports of the cells that are in the record already, by the cell's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +77,19 @@ class Campaign:
     failed: tuple[Failure, ...]
     """Launches whose engine died, refused or hung, while another one ran."""
     recommendation: Recommendation | None
+    documents: tuple[Document, ...] = ()
+    """The report of every cell that was measured, in this call or before the sweep was cut off."""
 
     @property
     def recommended_command(self) -> str | None:
         """The measured command of the recommended launch, quoted for a shell."""
         if self.recommendation is None:
             return None
-        run = next(run for run in self.runs if run.measurement.launch == self.recommendation.launch)
-        measurement = run.measurement
-        return shell_command(measurement.command, ghost=measurement.ghost, stands_for=measurement.stands_for)
+        launch = self.recommendation.launch
+        for measurement in (run.measurement for run in self.runs):
+            if measurement.launch == launch:
+                return shell_command(measurement.command, ghost=measurement.ghost, stands_for=measurement.stands_for)
+        return next(str(d["command"]) for d in self.documents if _is_of(d, launch))
 
 
 def machine_of(engine: Engine) -> Hardware:
@@ -85,12 +119,72 @@ def launches_for(
     return tuple(base.with_cache_type(cache_type) for cache_type in cache_types)
 
 
+def cells_for(
+    model: Model,
+    hardware: Hardware,
+    engines: Sequence[Engine],
+    *,
+    users: Sequence[int],
+    contexts: Sequence[int],
+    cache_types: Sequence[CacheType],
+    unified: bool = False,
+) -> tuple[Cell, ...]:
+    """Every combination, engine by engine, from few people and short contexts to many and long."""
+    return tuple(
+        Cell(launch, engine, _cell_name(launch.cache_type_k, count, context, engine, unified=unified))
+        for engine in engines
+        for count in users
+        for context in contexts
+        for launch in launches_for(
+            model,
+            seen_by(engine, hardware),
+            users=count,
+            ctx_per_user=context,
+            unified=unified,
+            cache_types=cache_types,
+        )
+    )
+
+
+def _cell_name(cache_type: CacheType, users: int, context: int, engine: Engine, *, unified: bool) -> str:
+    shared = " shared" if unified else ""
+    return f"{cache_type}, {users} x {context}{shared}, {engine.build} ({engine.path})"
+
+
+def begin_sweep(model: Model, cells: Sequence[Cell], load: Load, record: Record | None, *, resume: bool) -> Sweep:
+    """A sweep of these cells; with `resume` the last one that asked the same, with what it has measured."""
+    asked = json.dumps([fingerprint(model), sorted(cell.name for cell in cells), asdict(load)])
+    prefix = hashlib.sha256(asked.encode()).hexdigest()[:12]
+    kept = [
+        document
+        for document in (record.runs() if record is not None and resume else ())
+        if _sweep_id(document).startswith(prefix)
+    ]
+    if not kept:
+        return Sweep(f"{prefix}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
+    last = _sweep_id(kept[-1])
+    return Sweep(last, {document["sweep"]["cell"]: document for document in kept if _sweep_id(document) == last})
+
+
+def _sweep_id(document: Document) -> str:
+    sweep = document.get("sweep")
+    return str(sweep.get("id", "")) if isinstance(sweep, dict) else ""
+
+
+def may_start(plan: MemoryPlan) -> bool:
+    """Whether a launch is predicted to leave every pool what a run must leave alone."""
+    if plan.verdict not in (Verdict.FITS, Verdict.TIGHT):
+        return False
+    return all((plan.headroom_bytes(pool) or 0) >= floor_of(pool) for pool in plan.used_pools)
+
+
 def check_fits(plans: Sequence[MemoryPlan]) -> None:
     """Raise DoesNotFitError when not one of these launches can be started."""
-    if any(plan.verdict in (Verdict.FITS, Verdict.TIGHT) for plan in plans):
+    if any(may_start(plan) for plan in plans):
         return
     # One that is merely too big says more than one that llama.cpp would refuse.
-    least = min(plans, key=lambda plan: (plan.verdict is not Verdict.TOO_BIG, plan.bytes()))
+    too_big = (Verdict.TOO_BIG, Verdict.TIGHT)
+    least = min(plans, key=lambda plan: (plan.verdict not in too_big, plan.bytes()))
     if least.verdict is Verdict.UNKNOWN:
         raise DoesNotFitError(
             f"Nothing was started, since it is not known whether it fits: {least.verdict_reason}",
@@ -99,7 +193,7 @@ def check_fits(plans: Sequence[MemoryPlan]) -> None:
     raise DoesNotFitError(
         f"Nothing was started, since no launch fits: {least.verdict_reason}",
         "Ask for less context or fewer people, take a smaller model, or override with --force."
-        if least.verdict is Verdict.TOO_BIG
+        if least.verdict in too_big
         else "",
     )
 
@@ -109,7 +203,22 @@ def run_campaign(
     launches: Sequence[Launch],
     engine: Engine,
     record: Record | None,
+    **options: Any,
+) -> Campaign:
+    """Measure launches on one engine: `run_cells` without a sweep that could go on."""
+    return run_cells(
+        model, [Cell(launch, engine, str(index)) for index, launch in enumerate(launches)], record, **options
+    )
+
+
+def run_cells(
+    model: Model,
+    cells: Sequence[Cell],
+    record: Record | None,
     *,
+    sweep: Sweep | None = None,
+    load: Load | None = None,
+    deadline_s: float = DEADLINE_S,
     force: bool = False,
     on_progress: Callable[[int, Progress], None] = lambda _index, _progress: None,
     on_run: Callable[[Reconciliation], None] = lambda _run: None,
@@ -117,74 +226,113 @@ def run_campaign(
     ready_timeout_s: float = READY_TIMEOUT_S,
     detect: Callable[[], Hardware] | None = None,
 ) -> Campaign:
-    """Measure every launch that fits, one after the other, and recommend one of them.
+    """Measure every cell that fits, one after the other, and recommend one of them.
 
     Memory is looked at anew before each, and an engine that fails with one launch is still tried with the
-    next. Raises DoesNotFitError before anything is started when none fits, PlannerError when the record cannot
-    be written, and the first EngineError when every launch failed; runs that had ended by then are in the
-    record.
+    next; each result is on disk before the next one starts, and cells that `sweep` has done are not done again.
+    Raises DoesNotFitError before anything is started when none fits, PlannerError when the record cannot be
+    written, and the first EngineError when every launch failed.
     """
-    detect = detect or partial(machine_of, engine)
-    if not force:
-        check_fits([_plan(model, launch, detect(), engine, record) for launch in launches])
+    sweep = sweep or Sweep("")
+    load = load or Load()
+    job = _Job(model, record, load, detect, cancelled)
+    left = [(index, cell) for index, cell in enumerate(cells) if cell.name not in sweep.ended]
+    if left and not force:
+        check_fits([job.plan(cell) for _, cell in left])
     if record is not None:
         record.check_writable()
+    documents = dict(sweep.ended)
     runs: list[Reconciliation] = []
     not_run: list[MemoryPlan] = []
     failed: list[Failure] = []
-    for index, launch in enumerate(launches):
-        plan = _plan(model, launch, detect(), engine, record)
-        if plan.verdict not in (Verdict.FITS, Verdict.TIGHT) and not force:
+    for index, cell in left:
+        plan = job.plan(cell)
+        if not may_start(plan) and not force:
             not_run.append(plan)
             continue
 
-        def report(progress: Progress, index: int = index) -> None:
-            on_progress(index, progress)
-
-        told = _told(model, launch, engine, cancelled)
         try:
+            smoke_test(cell.engine, cancelled=cancelled, ready_timeout_s=min(ready_timeout_s, SMOKE_TIMEOUT_S))
+            told = job.told(cell)
             measurement = measure(
                 model,
-                launch,
-                engine,
-                on_progress=report,
+                cell.launch,
+                cell.engine,
+                load=load,
+                limits=Limits(floor_bytes=floor_of(plan.hardware.host), deadline_s=deadline_s + 60 * load.soak_minutes),
+                on_progress=partial(on_progress, index),
                 cancelled=cancelled,
                 ready_timeout_s=ready_timeout_s,
             )
         except EngineError as error:
-            failed.append(Failure(launch, error))
+            failed.append(Failure(cell.launch, error))
             continue
         run = reconcile(plan, measurement, told)
+        document = job.document(run, sweep, cell)
         if record is not None:
-            record.append(model, run, run_document(run))
+            record.append(model, run, document)
+        documents[cell.name] = document
         runs.append(run)
         on_run(run)
-    if failed and not runs:
+    if failed and not documents:
         raise failed[0].error
-    candidates = [*map(_candidate, runs), *map(_unmeasured, not_run)]
+    earlier = [_told_candidate(job.plan(cell), sweep.ended[cell.name]) for cell in cells if cell.name in sweep.ended]
+    candidates = [*earlier, *map(_candidate, runs), *map(_unmeasured, not_run)]
     return Campaign(
         runs=tuple(runs),
         not_run=tuple(not_run),
         failed=tuple(failed),
-        recommendation=recommend(candidates),
+        recommendation=recommend(candidates) if _comparable(cells) else None,
+        documents=tuple(documents[cell.name] for cell in cells if cell.name in documents),
     )
 
 
-def _plan(model: Model, launch: Launch, hardware: Hardware, engine: Engine, record: Record | None) -> MemoryPlan:
-    prompt_tokens = None
-    if model.rules is not None:
-        context = resolve_context(launch, model.hyperparameters.n_ctx_train)
-        prompt_tokens = workload_for(context).prompt_tokens
-    learned = NOTHING_LEARNED if record is None else record.learned(model, hardware, engine.build)
-    return predict(model, launch, hardware, learned=learned, prompt_tokens=prompt_tokens)
+def _comparable(cells: Sequence[Cell]) -> bool:
+    """Whether the cells serve the same people equally well but for the cache type."""
+    alike = {
+        (replace(cell.launch.with_cache_type("f16"), cache_ram=0, ctx_checkpoints=0), cell.engine) for cell in cells
+    }
+    return len(alike) == 1
 
 
-def _told(model: Model, launch: Launch, engine: Engine, cancelled: Callable[[], bool]) -> DryRun | None:
-    """What the engine says of the launch before it runs; None where it makes no dry run. It is a help, no condition."""
-    try:
-        return dry_run(model, launch, engine, cancelled=cancelled)
-    except EngineError:
-        return None
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is the same for every cell."""
+
+    model: Model
+    record: Record | None
+    load: Load
+    detect: Callable[[], Hardware] | None
+    cancelled: Callable[[], bool]
+
+    def plan(self, cell: Cell) -> MemoryPlan:
+        """The prediction for this moment, with what earlier runs taught."""
+        hardware = machine_of(cell.engine) if self.detect is None else self.detect()
+        prompt_tokens = None
+        if self.model.rules is not None:
+            n_ctx_train = self.model.hyperparameters.n_ctx_train
+            context = resolve_context(cell.launch, n_ctx_train)
+            prompt_tokens = workload_for(context, n_ctx_train=n_ctx_train, fill=self.load.fill).prompt_tokens
+        learned = NOTHING_LEARNED
+        if self.record is not None:
+            learned = self.record.learned(self.model, hardware, cell.engine.build)
+        return predict(self.model, cell.launch, hardware, learned=learned, prompt_tokens=prompt_tokens)
+
+    def told(self, cell: Cell) -> DryRun | None:
+        """What the engine says of the launch before it runs; None where it makes no dry run. A help, no condition."""
+        try:
+            return dry_run(self.model, cell.launch, cell.engine, cancelled=self.cancelled)
+        except EngineError:
+            return None
+
+    def document(self, run: Reconciliation, sweep: Sweep, cell: Cell) -> Document:
+        """The report that is kept: the run, its place in the sweep, and its growth held against the prediction."""
+        growth = hold_growth(run.plan, self.model, run.measurement)
+        return {
+            **run_document(run),
+            **({} if growth is None else {"growth": asdict(growth)}),
+            **({"sweep": {"id": sweep.id, "cell": cell.name}} if sweep.id else {}),
+        }
 
 
 def _unmeasured(plan: MemoryPlan) -> Candidate:
@@ -199,3 +347,19 @@ def _candidate(run: Reconciliation) -> Candidate:
         resident_bytes=run.plan.resident_bytes(device=CPU_DEVICE) if measured is None else measured,
         generated_tokens_per_s=run.measurement.everyone.generated_tokens_per_s,
     )
+
+
+def _told_candidate(plan: MemoryPlan, document: Document) -> Candidate:
+    """A cell that was measured before the sweep was cut off."""
+    measured = document["measured"]
+    return replace(
+        _unmeasured(plan),
+        resident_bytes=measured["steady"]["resident_bytes"] or plan.resident_bytes(device=CPU_DEVICE),
+        generated_tokens_per_s=measured["everyone"]["generated_tokens_per_s"],
+    )
+
+
+def _is_of(document: Document, launch: Launch) -> bool:
+    """Whether a report is of this launch; what may grow was bounded by the memory of its moment."""
+    told = document["predicted"]["launch"]
+    return (told["cache_type_k"], told["ctx_size"]) == (launch.cache_type_k, launch.ctx_size)

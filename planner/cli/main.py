@@ -119,9 +119,9 @@ def cli(
         run_measure(
             model=named[0] if named else None,
             ghost=ghost is not None,
-            context=context,
-            users=users,
-            engine=engine,
+            context=() if context is None else (context,),
+            users=() if users is None else (users,),
+            engines=() if engine is None else (engine,),
             force=force,
             ready_timeout=ready_timeout,
             as_json=as_json,

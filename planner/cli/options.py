@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from planner.errors import UsageError
-from planner.launch import CACHE_TYPES, Launch
+from planner.launch import CACHE_TYPES, CacheType, Launch
 
 PROGRAM = "llama-server"
 _IGNORED_KEY = "planner.ignored"
@@ -230,3 +230,45 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "tensor_split": _shares,
     "override_tensor": _overrides,
 }
+
+
+# Lists and parts, for sweeps --------------------------------------------------------------------------------
+
+
+def numbers(context: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...]:
+    """Whole numbers from 1 on, separated by commas; none where the option is left out."""
+    words = _words(value)
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise click.BadParameter(f"{value!r} is not a list of numbers like 4096,8192.", context, option)
+    return tuple(int(word) for word in words)
+
+
+def cache_types(context: click.Context, option: click.Parameter, value: str | None) -> tuple[CacheType, ...]:
+    """Cache types, separated by commas; none where the option is left out."""
+    words = _words(value)
+    known = {str(name): name for name in CACHE_TYPES}
+    for word in words:
+        if word not in known:
+            raise click.BadParameter(f"{word!r} is none of {', '.join(known)}.", context, option)
+    return tuple(known[word] for word in words)
+
+
+def part(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
+    """A part of the whole: `25%`, `full`."""
+    if value is None:
+        return None
+    percent = value.removesuffix("%")
+    if value == "full":
+        return 1.0
+    try:
+        number = float(percent) / 100 if value.endswith("%") else -1.0
+    except ValueError:
+        number = -1.0
+    if not 0 < number <= 1:
+        raise click.BadParameter(f"{value!r} is no part of a context like 25% or full.", context, option)
+    return number
+
+
+def _words(value: str | None) -> list[str]:
+    # A value that is given twice stands once.
+    return list(dict.fromkeys(word.strip() for word in value.split(","))) if value is not None else []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 
-from planner.launch import Launch
 from planner.measure import Phase, Progress
 from planner.units import format_bytes
 
@@ -15,7 +15,10 @@ _STAGES: dict[Phase, str] = {
     "loading": "loading the model",
     "ready": "ready",
     "everyone": "everyone at once",
+    "steady": "everyone is answered",
     "one": "one person alone",
+    "idle": "nobody asks",
+    "soak": "conversations",
     "stopping": "stopping",
 }
 _BAR_WIDTH = 24
@@ -42,21 +45,24 @@ class LiveLine:
 class ProgressLine(LiveLine):
     """Draws the progress of several runs."""
 
-    def __init__(self, launches: tuple[Launch, ...]) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
+        """`names` says what each run is."""
         super().__init__()
-        self._launches = launches
+        self._names = names
         self._start = time.monotonic()
 
     def update(self, index: int, progress: Progress) -> None:
         """Show where run number `index` is."""
         stages = list(_STAGES)
         within = stages.index(progress.phase) + (progress.done / progress.total if progress.total else 0)
-        filled = round(_BAR_WIDTH * (index + within / len(stages)) / len(self._launches))
+        filled = round(_BAR_WIDTH * (index + within / len(stages)) / len(self._names))
         bar = "█" * filled + "░" * (_BAR_WIDTH - filled)
-        counted = f" {progress.done}/{progress.total}" if progress.total else ""
+        counted = (
+            f" {progress.done}/{progress.total}" if progress.total else f" {progress.done}" if progress.done else ""
+        )
         memory = "" if progress.resident_bytes is None else f", {format_bytes(progress.resident_bytes)}"
         elapsed = time.monotonic() - self._start
         self.show(
-            f"{bar} {self._launches[index].cache_type_k} {index + 1}/{len(self._launches)}: "
+            f"{bar} {self._names[index]} {index + 1}/{len(self._names)}: "
             f"{_STAGES[progress.phase]}{counted}{memory}, {elapsed:.0f} s"
         )

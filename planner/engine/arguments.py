@@ -23,6 +23,12 @@ class _Argument:
     value: str | None = None
     omissible: bool = False
     """Whether a build without the flag does the same anyway: it is older than the feature, or it is off."""
+    older: tuple[str, ...] = ()
+    """How builds before the flag spelled the same."""
+
+
+_OLDER_LOAD_MODES = {"none": ("--no-mmap",), "mmap": ("--mmap",), "mmap+mlock": ("--mmap", "--mlock")}
+"""Before `--load-mode` (2026) each way of loading had a switch of its own."""
 
 
 def server_arguments(launch: Launch, model_path: Path, flags: frozenset[str]) -> list[str]:
@@ -34,6 +40,9 @@ def server_arguments(launch: Launch, model_path: Path, flags: frozenset[str]) ->
     for argument in _arguments(launch, model_path):
         if argument.flag not in flags:
             if argument.omissible:
+                continue
+            if argument.older and flags.issuperset(argument.older):
+                arguments += argument.older
                 continue
             raise EngineError(
                 f"This llama-server knows no {argument.flag}, which the launch needs.",
@@ -65,7 +74,7 @@ def _arguments(launch: Launch, model_path: Path) -> Iterator[_Argument]:
     if not launch.repack:
         yield _Argument("--no-repack")
     if launch.load_mode != "auto":
-        yield _Argument("--load-mode", launch.load_mode)
+        yield _Argument("--load-mode", launch.load_mode, older=_OLDER_LOAD_MODES.get(launch.load_mode, ()))
     if launch.embeddings:
         yield _Argument("--embeddings")
     if not launch.fit:

@@ -1,4 +1,4 @@
-"""Starting a program so that it ends with us, whatever interrupts us while it starts."""
+"""Starting a program so that it ends with us, whatever interrupts us while it starts or ends us afterwards."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
 _PR_SET_PDEATHSIG = 1
+_OOM_SCORE = b"1000"
+"""The highest oom_score_adj: where memory runs out, the kernel takes what we started, and nothing else."""
+_KEEPER = 'trap "" INT TERM HUP; read -r word; [ "$word" = over ] || kill -9 "-$1"'
 
 
 @contextlib.contextmanager
@@ -27,7 +31,9 @@ def interrupts_held_back() -> Iterator[set[int]]:
 
 
 def before_exec(mask: set[int]) -> Callable[[], None] | None:
-    """What the child does first: take interrupts again and, on Linux, ask to die with us."""
+    """What the child does first: take interrupts again and, on Linux, ask to die with us, and before us and all
+    others where memory runs out.
+    """
     if sys.platform == "win32":
         return None
     # Looked up before the fork: between fork and exec only the calls themselves are safe.
@@ -40,5 +46,44 @@ def before_exec(mask: set[int]) -> Callable[[], None] | None:
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:  # it died before the call
                 os._exit(1)
+            _offer_to_the_kernel()
 
     return prepare
+
+
+def _offer_to_the_kernel() -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(descriptor, _OOM_SCORE)
+        os.close(descriptor)
+
+
+class Keeper:
+    """Ends a process group when we are gone, also when we are killed: a shell at the end of a pipe that we hold.
+
+    The parent-death signal reaches only what we started ourselves, and only on Linux. A llama-server may be a
+    script, and the group is all that it started.
+    """
+
+    def __init__(self, group: int) -> None:
+        """Keep watch over the process group with this id. Windows has no such groups: nothing is done there."""
+        self._process: subprocess.Popen[bytes] | None = None
+        if sys.platform == "win32":
+            return
+        # Without a shell the parent-death signal alone must do.
+        with contextlib.suppress(OSError):
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _KEEPER, "keeper", str(group)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def dismiss(self) -> None:
+        """Let it go: the group has ended in order. Safe to call twice."""
+        if self._process is None or self._process.stdin is None or self._process.stdin.closed:
+            return
+        with contextlib.suppress(OSError), self._process.stdin as pipe:
+            pipe.write(b"over\n")
+        self._process.wait()

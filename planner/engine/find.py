@@ -15,7 +15,7 @@ from typing import Literal
 
 from planner.engine.child import before_exec, interrupts_held_back
 from planner.engine.environment import without_settings
-from planner.engine.faults import describe_exit
+from planner.engine.faults import diagnose
 from planner.errors import EngineError
 from planner.units import MIB
 
@@ -29,6 +29,7 @@ Source = Literal["option", "environment", "path", "embedded"]
 _PROBE_TIMEOUT_S = 30
 _FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 _EXPLANATION = re.compile(r"(?<![,\s])\s{2,}")
+_VARIABLE = re.compile(r"\(env: (?P<name>\w+)\)")
 _VERSION = re.compile(r"version:\s*(?P<version>.+)")
 _COMMIT = re.compile(r"\b(?:commit )?([0-9a-f]{7,40})\b\)?\s*$")
 _DEVICE = re.compile(r"^\s{2}(?P<name>\S+): (?P<description>.+) \((?P<total>\d+) MiB, (?P<free>\d+) MiB free\)$")
@@ -144,6 +145,24 @@ def parse_flags(help_text: str) -> frozenset[str]:
     return frozenset(flags)
 
 
+def parse_variables(help_text: str) -> dict[str, str]:
+    """The environment variables that a `--help` names, each with the longest flag that it stands for."""
+    variables: dict[str, str] = {}
+    flags: list[str] = []
+    for line in help_text.splitlines():
+        if line.startswith("-"):
+            flags = _FLAG.findall(_EXPLANATION.split(line)[0])
+        if flags and (match := _VARIABLE.search(line)):
+            positive = [flag for flag in flags if not flag.startswith("--no-")]
+            variables[match["name"]] = max(positive or flags, key=len)
+    return variables
+
+
+def variables_of(path: Path) -> dict[str, str]:
+    """The environment variables that this program takes options from. Raises EngineError, quoting it."""
+    return parse_variables(_ask(path, "--help"))
+
+
 def parse_devices(text: str) -> tuple[EngineDevice, ...]:
     """The devices of a `--list-devices`."""
     matches = (_DEVICE.match(line) for line in text.splitlines())
@@ -184,5 +203,5 @@ def _ask(path: Path, flag: str) -> str:
         finally:
             process.kill()
     if process.returncode != 0:
-        raise EngineError(f"{path} {flag} {describe_exit(process.returncode, output)}", "Name another with --engine.")
+        raise diagnose(process.returncode, output).fault(f"{path} {flag}", "Name another with --engine.")
     return output

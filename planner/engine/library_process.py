@@ -16,7 +16,7 @@ from typing import Any
 
 from planner.engine.child import before_exec, interrupts_held_back
 from planner.engine.environment import without_settings
-from planner.engine.faults import describe_exit
+from planner.engine.faults import diagnose
 from planner.engine.library_settings import context_settings, model_settings
 from planner.errors import EngineError, ModelError
 from planner.launch import Launch
@@ -131,7 +131,7 @@ class LibraryProcess:
         self._end()
         if late:
             return EngineError(f"llama-cpp-python gave no answer within {self._timeout_s:g} seconds.")
-        return EngineError(f"llama-cpp-python {describe_exit(returncode, said)}")
+        return diagnose(returncode, said).fault("llama-cpp-python")
 
     def _end(self) -> None:
         process, self._process = self._process, None

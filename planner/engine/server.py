@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -17,10 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
-from planner.engine.child import before_exec, interrupts_held_back
+from planner.engine.child import Keeper, before_exec, interrupts_held_back
 from planner.engine.environment import without_settings
-from planner.engine.faults import describe_exit, own_words
+from planner.engine.faults import EngineFault, diagnose, own_words
 from planner.engine.log import EngineLog, plain_line, read_line
+from planner.engine.oom import OomKills, count_kills, kills_since
 from planner.errors import EngineError
 
 HOST = "127.0.0.1"
@@ -32,11 +34,15 @@ STOP_GRACE_S = 2.0
 one that reads a long prompt does not listen until it has read it, and has nothing to lose."""
 
 
+_NO_CONTEXT = re.compile(r"exceeds the available context size|[Cc]ontext size has been exceeded")
+"""`tools/server/server-context.cpp`: of one request that is too long, and of slots that share a full cache."""
+
+
 class Cancelled(Exception):
     """The person asked to stop; everything that was started has ended."""
 
 
-class ServerAnswerError(EngineError):
+class ServerAnswerError(EngineFault):
     """The server answered a request with an error, in its own words."""
 
 
@@ -69,6 +75,9 @@ class LlamaServer:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
+        self._keeper: Keeper | None = None
+        self._kills_before: OomKills = {}
+        self._ended_for: EngineFault | None = None
         self.port = 0
 
     def __enter__(self) -> LlamaServer:
@@ -84,6 +93,7 @@ class LlamaServer:
         return self
 
     def _start(self, command: list[str]) -> None:
+        self._kills_before = count_kills()
         # An interrupt before Popen returns would leave a server behind that nobody knows of.
         with interrupts_held_back() as mask:
             try:
@@ -102,6 +112,7 @@ class LlamaServer:
                 )
             except OSError as error:
                 raise EngineError(f"{command[0]} cannot be started: {error.strerror}.") from None
+            self._keeper = Keeper(self._process.pid)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -150,9 +161,10 @@ class LlamaServer:
             self.check_alive()
             if time.monotonic() > deadline:
                 said = own_words(self.log_text) or "nothing"
-                raise EngineError(
+                raise EngineFault(
                     f"llama-server was not ready after {self._ready_timeout_s:g} seconds. It last said: {said}.",
                     "Give it more time with --ready-timeout SECONDS.",
+                    kind="hang",
                 )
             on_wait()
             self.pause(POLL_S)
@@ -174,10 +186,18 @@ class LlamaServer:
                 known, quiet_since = count, time.monotonic()
 
     def pause(self, seconds: float) -> None:
-        """Wait, but no longer than until the person asks to stop."""
+        """Wait, but no longer than until the person asks to stop or `end_for` was called."""
+        if self._ended_for is not None:
+            raise self._ended_for
         if self._cancelled():
             raise Cancelled
         time.sleep(seconds)
+
+    def end_for(self, fault: EngineFault) -> None:
+        """End it at once, from any thread. Whoever waits for it gets the fault."""
+        self._ended_for = self._ended_for or fault
+        if self._process is not None and self._process.poll() is None:
+            _signal_all(self._process, "SIGKILL")
 
     def has_ended(self) -> bool:
         """Whether the server has ended; its log is complete then."""
@@ -188,9 +208,12 @@ class LlamaServer:
         return True
 
     def check_alive(self) -> None:
-        """Raise EngineError with the server's own words if it has ended."""
+        """Raise EngineFault with the server's own words if it has ended, or with why it was ended."""
+        if self._ended_for is not None:
+            raise self._ended_for
         if self.has_ended():
-            raise EngineError(f"llama-server {describe_exit(self._running.returncode, self.log_text)}")
+            oom = kills_since(self._kills_before, count_kills())
+            raise diagnose(self._running.returncode, self.log_text, oom).fault("llama-server")
 
     def _healthy(self) -> bool:
         try:
@@ -216,6 +239,8 @@ class LlamaServer:
             for line in response:
                 if line.startswith(b"data: {"):
                     event = _decode(line.removeprefix(b"data: "))
+                    if "error" in event:
+                        raise _refusal(path, response.status, event)
                     complete = event.get("stop") is True
                     yield event
                 elif line.startswith(b"error:"):
@@ -228,10 +253,12 @@ class LlamaServer:
         try:
             yield
         except TimeoutError:
-            raise EngineError(f"llama-server did not answer {path} within {timeout_s:.0f} seconds.") from None
+            raise EngineFault(
+                f"llama-server did not answer {path} within {timeout_s:.0f} seconds.", kind="hang"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             self._await_death()
-            raise EngineError(f"llama-server broke off while answering {path} ({error}).") from None
+            raise EngineFault(f"llama-server broke off while answering {path} ({error}).", kind="answer") from None
 
     def _await_death(self) -> None:
         # A connection that breaks mostly means that the server is dying: its own words say more.
@@ -271,6 +298,8 @@ class LlamaServer:
         finally:  # also when a second Ctrl-C comes while we wait
             _signal_all(process, "SIGKILL")
             process.wait()
+            if self._keeper is not None:
+                self._keeper.dismiss()
         if self._reader is not None:
             self._reader.join(timeout=2)
             if self._reader.is_alive():
@@ -300,7 +329,11 @@ def _decode(text: bytes) -> dict[str, Any]:
 def _refusal(path: str, status: int, answer: dict[str, Any]) -> ServerAnswerError:
     error = answer.get("error", answer)
     message = error.get("message", error) if isinstance(error, dict) else error
-    return ServerAnswerError(f'llama-server answered {path} with status {status}: "{message}".')
+    status = error.get("code", status) if isinstance(error, dict) else status
+    words = f'llama-server answered {path} with status {status}: "{message}".'
+    if _NO_CONTEXT.search(str(message)):
+        return ServerAnswerError(f"A slot ran out of context: {words}", "Give it more --context.", kind="context")
+    return ServerAnswerError(words, kind="answer")
 
 
 def _environment(environment: Mapping[str, str], key: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from planner.export.command import shell_command
 from planner.fit import Grid, Recommendation
 from planner.hardware import Hardware
 from planner.launch import Launch
-from planner.measure import Measurement, Sample
+from planner.measure import Measurement, Sample, Soak
 from planner.memory import Allocation, MemoryPlan
 from planner.model import Model
 from planner.model.gguf import LongArray, MetadataValue
@@ -212,8 +212,22 @@ def _measurement_document(measurement: Measurement) -> Document:
         "steady": _sample_document(measurement.steady),
         "after": _sample_document(measurement.after),
         "samples": [_sample_document(sample) for sample in measurement.samples],
+        "phases": [asdict(phase) for phase in measurement.phases],
+        "seed": measurement.seed,
+        "fill": measurement.fill,
         "everyone": asdict(measurement.everyone),
         "one": asdict(measurement.one),
+        "soak": None if measurement.soak is None else _soak_document(measurement.soak),
+    }
+
+
+def _soak_document(soak: Soak) -> Document:
+    return {
+        **asdict(soak),
+        "seconds": round(soak.seconds, 3),
+        "before": _sample_document(soak.before),
+        "after": _sample_document(soak.after),
+        "grown_bytes": soak.grown_bytes,
     }
 
 

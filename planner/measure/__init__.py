@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from planner.measure.measurement import Measurement, Phase, Progress, Sample, Speed
-from planner.measure.run import measure
+from planner.measure.guard import Limits
+from planner.measure.measurement import Measurement, Phase, PhaseMemory, Progress, Sample, Soak, Speed
+from planner.measure.run import Load, measure
 
-__all__ = ["Measurement", "Phase", "Progress", "Sample", "Speed", "measure"]
+__all__ = ["Limits", "Load", "Measurement", "Phase", "PhaseMemory", "Progress", "Sample", "Soak", "Speed", "measure"]

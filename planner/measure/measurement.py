@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
 from planner.engine.log import EngineLog
 from planner.launch import Launch
 
-Phase = Literal["starting", "loading", "ready", "everyone", "one", "stopping"]
-"""`everyone`: all people at once; `one`: a single person; the rest speaks for itself."""
+Phase = Literal["starting", "loading", "ready", "everyone", "steady", "one", "idle", "soak", "stopping"]
+"""`everyone`: all people fill their contexts at once; `steady`: all of them are answered; `one`: a single person
+does the same; `idle`: nobody asks anything; `soak`: conversation after conversation; the rest speaks for itself."""
+
+SEED = 20_240_915
+"""What the words of the prompts are generated from, where nobody asks for another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +33,63 @@ class Sample:
     """Mapped weights and libraries: page cache, which the system can drop."""
     peak_bytes: int | None
     """Highest resident memory so far."""
+    swap_bytes: int | None = None
+    """What of it was swapped out; a run in which that happens is ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseMemory:
+    """The memory of one phase."""
+
+    phase: Phase
+    start_s: float
+    """Of its first sample, since the server was started."""
+    end_s: float
+    resident_bytes: int | None
+    """At its end."""
+    anonymous_bytes: int | None
+    highest_bytes: int | None
+    """Highest resident memory that was seen in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One conversation in the prompt cache, as llama.cpp logs it."""
+
+    tokens: int
+    checkpoints: int
+    size_bytes: int
+    """To a thousandth of a MiB, its checkpoints included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Soak:
+    """What conversation after conversation left in memory."""
+
+    seconds: float
+    conversations: int
+    """That came to their end, of all people together."""
+    turns: int
+    """Questions of each."""
+    tokens: int
+    """That each held at its end, of prompts and answers."""
+    ended: Literal["level", "time"]
+    """Whether nothing grew any more, or the time was over."""
+    before: Sample
+    """Before the first conversation."""
+    after: Sample
+    kept_before_bytes: int
+    """The prompt cache before the first conversation, as llama.cpp logs it."""
+    kept_bytes: int
+    """The prompt cache after the last one."""
+    kept: tuple[Kept, ...]
+    """What is in it then."""
+
+    @property
+    def grown_bytes(self) -> int | None:
+        """By how much the server's own memory grew: mapped files left out."""
+        before, after = self.before.anonymous_bytes, self.after.anonymous_bytes
+        return None if before is None or after is None else after - before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +137,33 @@ class Measurement:
     one: Speed
     """One person alone; the same as `everyone` where there is only one."""
     log_text: str
+    seed: int = SEED
+    """What the words of the prompts were generated from: no text of anyone's is used."""
+    fill: float | None = None
+    """The part of each person's context that was filled; None for one ubatch and a little more."""
+    soak: Soak | None = None
+
+    @property
+    def phases(self) -> tuple[PhaseMemory, ...]:
+        """The memory of each phase, in the order in which they came."""
+        return tuple(_phase(phase, list(samples)) for phase, samples in groupby(self.samples, lambda s: s.phase))
 
     @property
     def peak_bytes(self) -> int | None:
         """Highest resident memory of the whole run."""
         peaks = [sample.peak_bytes for sample in self.samples if sample.peak_bytes is not None]
         return max(peaks, default=None)
+
+
+def _phase(phase: Phase, samples: list[Sample]) -> PhaseMemory:
+    return PhaseMemory(
+        phase=phase,
+        start_s=samples[0].seconds,
+        end_s=samples[-1].seconds,
+        resident_bytes=samples[-1].resident_bytes,
+        anonymous_bytes=samples[-1].anonymous_bytes,
+        highest_bytes=max((s.resident_bytes for s in samples if s.resident_bytes is not None), default=None),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from planner.engine.arguments import server_arguments
+from planner.engine.faults import EngineFault, FaultKind
 from planner.engine.find import Engine
 from planner.engine.server import LlamaServer
 from planner.launch import Launch, resolve_context
-from planner.measure.measurement import Measurement, OnProgress, Phase, Progress
-from planner.measure.users import serve, workload_for
+from planner.measure.guard import Guard, Limits
+from planner.measure.measurement import SEED, Measurement, OnProgress, Phase, Progress, Soak, Speed
+from planner.measure.soak import script_for, soak
+from planner.measure.users import Workload, serve, workload_for
 from planner.measure.watch import Watcher
 from planner.model.model import Model
 
 READY_TIMEOUT_S = 600.0
-_SEED = 20_240_915
 _SETTLE_S = 0.3
 """A moment for the server to return what it frees before its memory is read."""
+_DEATHS: tuple[FaultKind, ...] = ("instruction", "memory", "killed", "allocation", "crash", "ended")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What people do with the server."""
+
+    fill: float | None = None
+    """The part of each person's context to fill; None for one ubatch and a little more."""
+    soak_minutes: float = 0.0
+    """How long conversation follows conversation after the measurement, at most; 0 for none."""
+    seed: int = SEED
 
 
 def measure(
@@ -26,46 +42,60 @@ def measure(
     launch: Launch,
     engine: Engine,
     *,
+    load: Load | None = None,
+    limits: Limits | None = None,
     on_progress: OnProgress = lambda _progress: None,
     cancelled: Callable[[], bool] = lambda: False,
     ready_timeout_s: float = READY_TIMEOUT_S,
 ) -> Measurement:
-    """Run `launch` for real: everyone at once on a fresh server, then one person alone.
+    """Run `launch` for real: everyone at once on a fresh server, then one person alone, then the soak, if any.
 
     Everyone comes first, so that what is resident then is what the prediction speaks of: every slot used
-    once, nothing yet in the prompt cache. Raises EngineError (the engine died, refused, never got ready) and
-    Cancelled; in every case the server has ended when this returns.
+    once, nothing yet in the prompt cache. Raises EngineError (the engine died, refused, never got ready, or had
+    to be ended for the machine's sake) and Cancelled; in every case the server has ended when this returns.
     """
+    load = load or Load()
     command = (str(engine.path), *server_arguments(launch, model.path.absolute(), engine.flags))
     context = resolve_context(launch, model.hyperparameters.n_ctx_train)
-    workload = workload_for(context)
+    workload = workload_for(context, n_ctx_train=model.hyperparameters.n_ctx_train, fill=load.fill)
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     start = time.monotonic()
     on_progress(Progress(phase="starting"))
+    guard = Guard(limits or Limits())
     with (
         LlamaServer(command, ready_timeout_s=ready_timeout_s, cancelled=cancelled) as server,
-        Watcher(server.pid) as watcher,
+        Watcher(server, guard) as watcher,
     ):
-
-        def report(phase: Phase, done: int = 0, total: int = 0) -> None:
-            watcher.phase = phase
-            on_progress(Progress(phase=phase, done=done, total=total, resident_bytes=watcher.resident_bytes))
-
-        report("loading")
-        server.wait_ready(lambda: report("loading"))
+        run = _Run(server, watcher, on_progress, workload, load)
+        run.report("loading")
+        server.wait_ready(lambda: run.report("loading"))
         load_seconds = time.monotonic() - start
-        report("ready")
+        run.report("ready")
         ready = watcher.take()
         users = context.n_seq_max
-        everyone = serve(server, users, workload, _SEED, lambda done: report("everyone", done, users))
+        everyone = run.serve(users, "everyone", "steady", load.seed)
         log_at_steady = server.quiet_log(_SETTLE_S)
         steady = watcher.take()
         one = everyone
         if users > 1:
-            one = serve(server, 1, workload, _SEED + users, lambda done: report("one", done, 1))
-            server.pause(_SETTLE_S)
+            one = run.serve(1, "one", "one", load.seed + users)
+        run.report("idle")
+        server.pause(_SETTLE_S)
         after = watcher.take()
-        report("stopping")
+        soaked: Soak | None = None
+        if load.soak_minutes:
+            run.report("soak")
+            soaked = soak(
+                server,
+                users,
+                script_for(workload, context),
+                load.seed + users + 1,
+                minutes=load.soak_minutes,
+                before=after,
+                take=watcher.take,
+                on_conversation=lambda done: run.report("soak", done),
+            )
+        run.report("stopping")
     return Measurement(
         launch=launch,
         command=command,
@@ -83,4 +113,47 @@ def measure(
         everyone=everyone,
         one=one,
         log_text=server.log_text,
+        seed=load.seed,
+        fill=load.fill,
+        soak=soaked,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A server at work, and who hears of it."""
+
+    server: LlamaServer
+    watcher: Watcher
+    on_progress: OnProgress
+    workload: Workload
+    load: Load
+
+    def report(self, phase: Phase, done: int = 0, total: int = 0) -> None:
+        """Say where the run is."""
+        self.watcher.phase = phase
+        self.on_progress(Progress(phase=phase, done=done, total=total, resident_bytes=self.watcher.resident_bytes))
+
+    def serve(self, users: int, filling: Phase, answering: Phase, seed: int) -> Speed:
+        """Serve people; the phase is `filling` until all of them are being answered."""
+        with _prompts_named(users, self.workload):
+            return serve(
+                self.server,
+                users,
+                self.workload,
+                seed,
+                lambda begun, done: self.report(answering if begun else filling, done, users),
+            )
+
+
+@contextmanager
+def _prompts_named(users: int, workload: Workload) -> Iterator[None]:
+    """Add to a server's death what it died of: a first long prompt uses memory and code that loading did not."""
+    try:
+        yield
+    except EngineFault as fault:
+        if fault.kind not in _DEATHS:
+            raise
+        whose = "one prompt" if users == 1 else f"the prompts of {users} people"
+        message = f"{fault.message} It had loaded well, and was given {whose} of {workload.prompt_tokens} tokens."
+        raise EngineFault(message, fault.hint, kind=fault.kind) from None

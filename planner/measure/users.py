@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+from planner.engine.faults import EngineFault
 from planner.engine.server import POLL_S, LlamaServer
 from planner.errors import EngineError
 from planner.launch import ResolvedContext
@@ -18,10 +20,14 @@ PROMPT_BEYOND_UBATCH_TOKENS = 88
 """A prompt is one ubatch and a little more, so that the compute buffer is used at its full width."""
 ANSWER_TIMEOUT_S = 3600.0
 
+_SPARE_TOKENS = 8
 _WORDS = (
     "water light stone river garden winter morning letter music window paper table bread silver "
     "forest evening market bridge island engine kitchen summer painter shadow harbour mountain story village"
 ).split()
+
+OnServing = Callable[[bool, int], None]
+"""Gets whether everyone is being answered by now, and how many answers have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +38,18 @@ class Workload:
     generated_tokens: int
 
 
-def workload_for(context: ResolvedContext) -> Workload:
-    """One ubatch and a little more of prompt, as far as a slot's context allows."""
-    # A unified cache must hold everyone at once.
-    room = context.n_ctx_seq // (context.n_seq_max if context.n_stream == 1 else 1)
+def workload_for(context: ResolvedContext, *, n_ctx_train: int | None = None, fill: float | None = None) -> Workload:
+    """How deep each person fills the context: to the part `fill` of it, else one ubatch and a little more.
+
+    That reaches every buffer at its full width, and takes minutes on the slowest machine. A slot gets no more than
+    the model was trained on (`n_ctx_train`), and a unified cache must hold everyone at once.
+    """
+    shared = context.n_ctx_seq // (context.n_seq_max if context.n_stream == 1 else 1)
+    room = min(shared, n_ctx_train or shared)
     generated = min(GENERATED_TOKENS, max(1, room // 8))
+    asked = context.n_ubatch + PROMPT_BEYOND_UBATCH_TOKENS if fill is None else int(fill * room)
     return Workload(
-        prompt_tokens=max(1, min(context.n_ubatch + PROMPT_BEYOND_UBATCH_TOKENS, room - generated - 8)),
+        prompt_tokens=max(1, min(asked, room - generated - _SPARE_TOKENS)),
         generated_tokens=generated,
     )
 
@@ -54,60 +65,88 @@ def prompt_tokens(server: LlamaServer, count: int, seed: int) -> list[int]:
     return (tokens * (count // len(tokens) + 1))[:count]
 
 
-def serve(server: LlamaServer, users: int, workload: Workload, seed: int, on_answer: Callable[[int], None]) -> Speed:
+@dataclass(slots=True)
+class Answer:
+    """One answer, as far as it has come."""
+
+    tokens: list[int] = field(default_factory=list)
+    moments: list[float] = field(default_factory=list)
+    """When each token came, in seconds of one clock."""
+
+
+def serve(server: LlamaServer, users: int, workload: Workload, seed: int, on_serving: OnServing) -> Speed:
     """Send one request per person at once, wait for all answers, and say how fast they came.
 
     Raises EngineError if the server refuses, breaks off, dies or stops short; Cancelled if the person asks.
     """
     prompts = [prompt_tokens(server, workload.prompt_tokens, seed + user) for user in range(users)]
-    pool = ThreadPoolExecutor(max_workers=users, thread_name_prefix="user")
+    answers = [Answer() for _ in prompts]
     start = time.monotonic()
+
+    def ask(slot: int) -> None:
+        # In a slot of its own, and nothing of it kept: what is measured is one conversation per slot.
+        fixed = {"id_slot": slot, "seed": slot, "cache_prompt": False}
+        complete(server, prompts[slot], workload.generated_tokens, answers[slot], fixed)
+
+    def report(answered: int) -> None:
+        on_serving(all(answer.moments for answer in answers), answered)
+
+    at_once(server, users, ask, report)
+    return speed_of(workload, start, [answer.moments for answer in answers])
+
+
+def at_once(server: LlamaServer, users: int, ask: Callable[[int], None], on_answered: Callable[[int], None]) -> None:
+    """Let everyone ask at once, each in a thread of its own, and wait until all have their answers."""
+    pool = ThreadPoolExecutor(max_workers=users, thread_name_prefix="user")
     try:
-        futures = [pool.submit(_complete, server, slot, prompt, workload) for slot, prompt in enumerate(prompts)]
-        answers = _collect(server, futures, on_answer)
+        _wait(server, [pool.submit(ask, user) for user in range(users)], on_answered)
     finally:
         # Never waits here: on the way out the server is stopped, which ends every open request.
         pool.shutdown(wait=False, cancel_futures=True)
-    return speed_of(workload, start, answers)
 
 
-def _complete(server: LlamaServer, slot: int, prompt: list[int], workload: Workload) -> list[float]:
-    """When each generated token came."""
-    body = {
-        "prompt": prompt,
-        "n_predict": workload.generated_tokens,
-        "ignore_eos": True,
-        "id_slot": slot,
-        "seed": slot,
-        "cache_prompt": False,
-        "stream": True,
-        "return_tokens": True,
-    }
-    moments: list[float] = []
-    for event in server.stream("/completion", body, timeout_s=ANSWER_TIMEOUT_S):
-        # A token that ends within a character is held back; it is counted with the next one that is told.
-        predicted = event.get("tokens_predicted", len(moments) + len(event.get("tokens", [])))
-        moments.extend([time.monotonic()] * (predicted - len(moments)))
-    if len(moments) < workload.generated_tokens:
-        raise EngineError(
-            f"llama-server generated {len(moments)} tokens of the {workload.generated_tokens} it was asked for."
-        )
-    return moments
-
-
-def _collect(
-    server: LlamaServer, futures: list[Future[list[float]]], on_answer: Callable[[int], None]
-) -> list[list[float]]:
+def _wait(server: LlamaServer, futures: list[Future[None]], on_answered: Callable[[int], None]) -> None:
     while True:
         done = [future for future in futures if future.done()]
         for future in done:
             future.result()
-        answered = len(done)
-        on_answer(answered)
-        if answered == len(futures):
-            return [future.result() for future in futures]
+        on_answered(len(done))
+        if len(done) == len(futures):
+            return
         server.check_alive()
         server.pause(POLL_S)
+
+
+def complete(
+    server: LlamaServer, prompt: Sequence[int], generated_tokens: int, answer: Answer, fixed: Mapping[str, object]
+) -> None:
+    """Have one prompt answered; `fixed` is what the request says beside it. Fills `answer` as tokens come."""
+    body = {
+        "prompt": list(prompt),
+        "n_predict": generated_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "return_tokens": True,
+        **fixed,
+    }
+    last: dict[str, Any] = {}
+    for last in server.stream("/completion", body, timeout_s=ANSWER_TIMEOUT_S):
+        answer.tokens += map(int, last.get("tokens", []))
+        # A token that ends within a character is held back; it is counted with the next one that is told.
+        predicted = last.get("tokens_predicted", len(answer.tokens))
+        answer.moments += [time.monotonic()] * (predicted - len(answer.moments))
+    if len(answer.moments) < generated_tokens:
+        _raise_short(len(prompt), len(answer.moments), generated_tokens, out_of_context=last.get("truncated") is True)
+
+
+def _raise_short(prompt: int, generated: int, asked: int, *, out_of_context: bool) -> None:
+    if out_of_context:
+        raise EngineFault(
+            f"A slot ran out of context after {prompt} tokens of prompt and {generated} of answer.",
+            "Give it more --context, or fill less of it (--fill).",
+            kind="context",
+        )
+    raise EngineFault(f"llama-server generated {generated} tokens of the {asked} it was asked for.", kind="answer")
 
 
 def speed_of(workload: Workload, start: float, answers: Sequence[Sequence[float]]) -> Speed:

@@ -1,4 +1,4 @@
-"""Samples a process's memory from start to stop, in a thread of its own."""
+"""Samples a server's memory from start to stop, in a thread of its own, and ends it where it has to end."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import threading
 import time
 from types import TracebackType
 
+from planner.engine.server import LlamaServer
+from planner.measure.guard import Guard
 from planner.measure.measurement import Phase, Sample
 from probes import probe_process
 
 INTERVAL_S = 0.2
+LONG_RUN_SAMPLES = 6000
+"""Samples of twenty minutes. A longer run is sampled half as often, and again, so that its record stays small."""
 
 
 class Watcher:
     """Collects samples while it is open; `phase` marks what the server is doing."""
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
+    def __init__(self, server: LlamaServer, guard: Guard) -> None:
+        self._server = server
+        self._guard = guard
+        self._pid = server.pid
         self._start = time.monotonic()
+        self._interval_s = INTERVAL_S
         self._samples: list[Sample] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory watcher", daemon=True)
@@ -59,10 +66,18 @@ class Watcher:
         return sample
 
     def _run(self) -> None:
+        next_kept = 0.0
         while not self._stop.wait(INTERVAL_S):
             sample = self._sample(exact=False)
-            if sample is not None:
+            if sample is not None and sample.seconds >= next_kept:
                 self._samples.append(sample)
+                next_kept = sample.seconds + self._interval_s - INTERVAL_S
+                if len(self._samples) % LONG_RUN_SAMPLES == 0:
+                    self._interval_s *= 2
+            objection = self._guard.objection(sample)
+            if objection is not None:
+                self._server.end_for(objection)
+                return
 
     def _sample(self, *, exact: bool) -> Sample | None:
         memory = probe_process(self._pid, exact=exact)
@@ -75,4 +90,5 @@ class Watcher:
             anonymous_bytes=memory.anonymous_bytes,
             file_bytes=memory.file_bytes,
             peak_bytes=memory.peak_rss_bytes,
+            swap_bytes=memory.swap_bytes,
         )

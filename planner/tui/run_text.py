@@ -16,7 +16,10 @@ _STAGES: dict[Phase, str] = {
     "loading": "loading the model",
     "ready": "ready",
     "everyone": "everyone at once",
+    "steady": "everyone is answered",
     "one": "one person alone",
+    "idle": "nobody asks",
+    "soak": "conversations",
     "stopping": "stopping",
 }
 

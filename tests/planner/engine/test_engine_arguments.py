@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from planner.engine.arguments import server_arguments
-from planner.engine.find import Engine
+from planner.engine.find import Engine, parse_flags
 from planner.errors import EngineError
-from planner.launch import CACHE_TYPES, Launch
+from planner.launch import CACHE_TYPES, Launch, LoadMode
 
 MODEL = Path("/models/a model.gguf")
+B9444 = parse_flags((Path(__file__).parents[2] / "data" / "help" / "b9444.txt").read_text(encoding="utf-8"))
+"""Half a year older than the embedded build."""
 
 
 def test_every_setting_of_a_launch_is_spelled_out(engine: Engine) -> None:
@@ -130,3 +132,38 @@ def test_keys_and_values_are_written_apart(engine: Engine, cache_type: str) -> N
     arguments = server_arguments(launch, MODEL, engine.flags)
     assert arguments[arguments.index("--cache-type-k") + 1] == cache_type
     assert arguments[arguments.index("--cache-type-v") + 1] == "f16"
+
+
+# An older build --------------------------------------------------------------------------------------------
+
+
+def test_an_older_build_gets_what_it_knows() -> None:
+    launch = Launch.for_users(2, 2048, unified=True, cache_type="q8_0")
+    assert server_arguments(launch, MODEL, B9444) == [
+        *("--model", "/models/a model.gguf"),
+        *("--ctx-size", "4096"),
+        *("--parallel", "2"),
+        "--kv-unified",
+        *("--cache-type-k", "q8_0"),
+        *("--cache-type-v", "q8_0"),
+        *("--flash-attn", "auto"),
+        *("--batch-size", "2048"),
+        *("--ubatch-size", "512"),
+        *("--cache-ram", "8192"),
+        *("--ctx-checkpoints", "32"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"), [("none", ["--no-mmap"]), ("mmap", ["--mmap"]), ("mmap+mlock", ["--mmap", "--mlock"])]
+)
+def test_an_older_build_loads_by_its_own_switches(mode: LoadMode, words: list[str]) -> None:
+    assert server_arguments(Launch(load_mode=mode), MODEL, B9444)[-len(words) :] == words
+
+
+@pytest.mark.parametrize(
+    ("launch", "flag"), [(Launch(load_mode="dio"), "--load-mode"), (Launch(n_cpu_ffn=2), "--n-cpu-ffn")]
+)
+def test_what_an_older_build_lacks_and_a_launch_needs_is_refused(launch: Launch, flag: str) -> None:
+    with pytest.raises(EngineError, match=f"knows no {flag}, which the launch needs"):
+        server_arguments(launch, MODEL, B9444)

@@ -18,6 +18,7 @@ from planner.engine.find import (
     identify,
     parse_devices,
     parse_flags,
+    parse_variables,
 )
 from planner.errors import EngineError
 
@@ -161,7 +162,7 @@ def test_an_engine_for_a_newer_processor(tmp_path: Path) -> None:
 
 def test_an_engine_whose_library_is_missing(tmp_path: Path) -> None:
     script = write_script(tmp_path / "llama-server", f"echo '{MISSING_LIBRARY}' >&2; exit 127")
-    with pytest.raises(EngineError, match=r"exit code 127\. It said: .*libcudart\.so\.12"):
+    with pytest.raises(EngineError, match=r"exit code 127: a library that it needs is missing\. .*libcudart\.so\.12"):
         identify(script, "option")
 
 
@@ -229,6 +230,15 @@ def test_flags_that_only_an_explanation_mentions_are_not_read() -> None:
 
 def test_names_that_are_set_apart_by_several_blanks_are_all_read() -> None:
     assert parse_flags("-a,    --alpha,  --aleph N   text\n") == {"-a", "--alpha", "--aleph"}
+
+
+def test_the_variables_that_set_options_are_read() -> None:
+    text = (Path(__file__).parents[2] / "data" / "help" / "b9444.txt").read_text(encoding="utf-8")
+    variables = parse_variables(text)
+    assert variables["LLAMA_ARG_CTX_SIZE"] == "--ctx-size"
+    assert variables["LLAMA_ARG_KV_UNIFIED"] == "--kv-unified"
+    assert variables["LLAMA_ARG_MMAP"] == "--mmap"
+    assert "LLAMA_ARG_CACHE_TYPE_K" in variables
 
 
 # Devices ---------------------------------------------------------------------------------------------------

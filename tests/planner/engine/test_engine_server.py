@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from fake_engines import MISSING_LIBRARY, write_engine, write_script
 from planner import Launch, Model
 from planner.engine import server as server_module
 from planner.engine.arguments import server_arguments
+from planner.engine.faults import EngineFault
 from planner.engine.find import Engine
 from planner.engine.log import EngineLog, read_line
 from planner.engine.server import HOST, Cancelled, LlamaServer, ServerAnswerError
@@ -133,7 +136,9 @@ def test_a_server_that_cannot_read_its_model_is_quoted(command: list[str], tmp_p
     file.write_bytes(b"GGUF" + bytes(100))
     broken = [str(file) if argument.endswith(".gguf") else argument for argument in command]
     with LlamaServer(broken, ready_timeout_s=60) as server:
-        with pytest.raises(EngineError, match=r"ended with exit code 1\. It said: .*failed to load"):
+        with pytest.raises(
+            EngineError, match=r"ended with exit code 1: the model does not load\. It said: .*failed to load"
+        ):
             server.wait_ready()
         pid = server.pid
     assert not is_alive(pid)
@@ -159,7 +164,7 @@ def test_a_server_that_dies_while_it_answers_is_told_from_one_that_is_slow(comma
         )
         next(events)
         os.kill(server.pid, signal.SIGKILL)
-        with pytest.raises(EngineError, match="died of SIGKILL: it was killed: most often the system ran out"):
+        with pytest.raises(EngineError, match="died of SIGKILL: something killed it, and not the kernel"):
             list(events)
 
 
@@ -181,6 +186,113 @@ def test_no_server_survives_us_even_when_we_are_killed(command: list[str]) -> No
         assert is_alive(pid)
         parent.kill()
     assert wait_until(lambda: not is_alive(pid))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no process groups")
+def test_nothing_that_a_wrapper_script_started_survives_us_when_we_are_killed(tmp_path: Path) -> None:
+    script = write_script(tmp_path / "s", "sh -c 'trap \"\" INT TERM HUP; echo $$ >below; while :; do sleep 0.1; done'")
+    program = (
+        "import sys, time\n"
+        "from planner.engine.server import LlamaServer\n"
+        "with LlamaServer(sys.argv[1:], ready_timeout_s=120) as server:\n"
+        "    print(server.pid, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(script)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert parent.stdout is not None
+    with parent:
+        pid = int(parent.stdout.readline())
+        assert wait_until(lambda: (tmp_path / "below").exists() and (tmp_path / "below").read_text() != "")
+        below = int((tmp_path / "below").read_text())
+        assert is_alive(pid) and is_alive(below)
+        parent.kill()
+    assert wait_until(lambda: not is_alive(pid) and not is_alive(below))
+
+
+def test_nobody_keeps_watch_over_a_server_that_has_ended(tmp_path: Path) -> None:
+    before = set(psutil.Process().children())
+    with LlamaServer([str(write_engine(tmp_path / "s"))], ready_timeout_s=30) as server:
+        started = {child.pid for child in set(psutil.Process().children()) - before}
+        assert server.pid in started
+        assert len(started) == 2
+    assert not any(map(psutil.pid_exists, started))
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such a score")
+def test_the_kernel_would_take_it_before_anything_else(server: LlamaServer) -> None:
+    assert Path(f"/proc/{server.pid}/oom_score_adj").read_text().strip() == "1000"
+    assert Path("/proc/self/oom_score_adj").read_text().strip() != "1000"
+
+
+@pytest.mark.engine
+def test_a_port_that_is_taken_is_told_from_other_faults(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server((HOST, 0)) as taken:
+        monkeypatch.setattr(server_module, "_free_port", lambda: taken.getsockname()[1])
+        with (
+            LlamaServer(command, ready_timeout_s=60) as server,
+            pytest.raises(EngineFault, match="port is in use") as fault,
+        ):
+            server.wait_ready()
+    assert fault.value.kind == "port"
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of address space")
+def test_memory_that_is_refused_is_told_with_device_and_size(command: list[str], tmp_path: Path) -> None:
+    limited = write_script(tmp_path / "s", f'ulimit -v 1500000; exec {command[0]} "$@" --fit off')
+    large = ["200192" if argument == "256" else argument for argument in command[1:]]
+    with LlamaServer([str(limited), *large], ready_timeout_s=60) as server, pytest.raises(EngineFault) as fault:
+        server.wait_ready()
+    assert fault.value.kind == "allocation"
+    assert "CPU refused 4.3 GiB of memory" in fault.value.message
+
+
+@contextlib.contextmanager
+def memory_group(limit_bytes: int) -> Iterator[Path]:
+    """A control group that may hold so much; skips where none can be made."""
+    first = Path("/sys/fs/cgroup/memory")
+    version_1 = first.is_dir()
+    group = (first if version_1 else Path("/sys/fs/cgroup")) / f"planner-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error.strerror}")
+    try:
+        limit = group / ("memory.limit_in_bytes" if version_1 else "memory.max")
+        if not limit.exists():
+            pytest.skip("the memory controller is not given to groups here")
+        limit.write_text(str(limit_bytes))
+        yield group
+    finally:
+        assert wait_until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has control groups")
+def test_the_kernel_that_ends_it_for_want_of_memory_is_named_and_spares_us(command: list[str]) -> None:
+    """In a group of 200 MiB, with a cache that needs 270 MiB more."""
+    program = (
+        "import os, sys\n"
+        "open(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
+        "from planner.engine.faults import EngineFault\n"
+        "from planner.engine.server import LlamaServer\n"
+        "with LlamaServer(sys.argv[2:], ready_timeout_s=60) as server:\n"
+        "    try:\n"
+        "        server.wait_ready()\n"
+        "    except EngineFault as fault:\n"
+        "        print(fault.kind, fault.message)\n"
+    )
+    large = ["12288" if argument == "256" else argument for argument in command]
+    with memory_group(200 << 20) as group:
+        result = subprocess.run(
+            [sys.executable, "-c", program, str(group), *large], capture_output=True, text=True, check=False, timeout=90
+        )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("memory llama-server died of SIGKILL: the kernel ended it because memory ran out")
 
 
 # Broken and reluctant ones ---------------------------------------------------------------------------------
@@ -215,9 +327,12 @@ def test_a_fraction_of_a_second_is_not_called_zero(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("serve", "words"),
     [
-        ("echo 'E failed to load model'; exit 1", 'exit code 1. It said: "E failed to load model"'),
+        (
+            "echo 'E failed to load model'; exit 1",
+            'exit code 1: the model does not load. It said: "E failed to load model"',
+        ),
         (f"echo '{MISSING_LIBRARY}' >&2; exit 127", "libcudart.so.12"),
-        ("kill -9 $$", "died of SIGKILL: it was killed: most often the system ran out of memory"),
+        ("kill -9 $$", "died of SIGKILL: something killed it, and not the kernel for want of memory"),
         ("kill -ILL $$", "died of SIGILL"),
         ("exit 0", "ended with exit code 0, without a word"),
     ],

@@ -100,15 +100,26 @@ class TestEveryRun:
 
     def test_memory_was_watched_from_start_to_end(self, measured: Run) -> None:
         measurement = measured.measurement
-        order = ["loading", "ready", "everyone", "one", "stopping"]
+        order = ["loading", "ready", "everyone", "steady", "one", "idle", "stopping"]
         phases = [order.index(sample.phase) for sample in measurement.samples]
         assert phases == sorted(phases)
         assert {"everyone"} <= {sample.phase for sample in measurement.samples}
         moments = [sample.seconds for sample in measurement.samples]
         assert moments == sorted(moments)
         assert measurement.ready.phase == "ready"
-        assert measurement.steady.phase == "everyone"
+        assert measurement.steady.phase == "steady"
+        assert measurement.after.phase == "idle"
         assert None not in (measurement.ready.resident_bytes, measurement.steady.resident_bytes)
+
+    def test_the_memory_of_each_phase_can_be_told(self, measured: Run) -> None:
+        phases = {phase.phase: phase for phase in measured.measurement.phases}
+        assert len(phases) == len(measured.measurement.phases)
+        assert {"loading", "ready", "everyone", "steady", "idle"} <= set(phases)
+        for phase in phases.values():
+            assert phase.start_s <= phase.end_s
+            assert phase.resident_bytes is not None and phase.highest_bytes is not None
+            assert phase.highest_bytes >= phase.resident_bytes
+        assert phases["steady"].resident_bytes == measured.measurement.steady.resident_bytes
 
     def test_what_is_resident_adds_up(self, measured: Run) -> None:
         steady = measured.measurement.steady
@@ -148,10 +159,10 @@ class TestEveryRun:
 
     def test_progress_names_every_stage_in_order(self, measured: Run) -> None:
         stages = list(dict.fromkeys(progress.phase for progress in measured.progress))
-        expected = ["starting", "loading", "ready", "everyone", "one", "stopping"]
+        expected = ["starting", "loading", "ready", "everyone", "steady", "one", "idle", "stopping"]
         assert stages == [stage for stage in expected if stage in stages]
-        assert {"starting", "loading", "ready", "everyone", "stopping"} <= set(stages)
-        counted = [(p.done, p.total) for p in measured.progress if p.phase == "everyone"]
+        assert set(expected) - {"one"} <= set(stages)
+        counted = [(p.done, p.total) for p in measured.progress if p.phase == "steady"]
         assert counted[-1] == (measured.launch.slots, measured.launch.slots)
 
 
