@@ -145,6 +145,15 @@ def test_what_the_network_reaches_comes_first_and_is_no_card_here(tmp_path: Path
     assert views(hardware, text)[1] == ("RPC0", None, "Another process's, over the network.")
 
 
+def test_shared_graphics_are_used_with_the_first_back_end_and_beside_the_network(tmp_path: Path) -> None:
+    text = "  ROCm0: AMD Radeon Graphics (98304 MiB, 97900 MiB free)\n"
+    text += "  Vulkan0: AMD Radeon Graphics (RADV GFX1151) (102400 MiB, 102000 MiB free)\n"
+    text += "  RPC0: 127.0.0.1:50052 (16000 MiB, 16000 MiB free)\n"
+    seen = machine("strix_halo_4", tmp_path).with_accelerators(parse_devices(text))
+    assert [device.name for device in seen.accelerators] == ["RPC0", "ROCm0"]
+    assert [device.name for device in seen.devices if device.only_named] == ["Vulkan0"]
+
+
 def test_joining_twice_changes_nothing(tmp_path: Path) -> None:
     listed = parse_devices("  Vulkan0: AMD Radeon Graphics (RADV GFX1151) (102400 MiB, 102000 MiB free)")
     once = machine("strix_halo_4", tmp_path).with_accelerators(listed)
