@@ -12,6 +12,7 @@ from planner.errors import EngineError
 
 if TYPE_CHECKING:
     from planner.cli.hardware_page import Seen
+    from planner.hardware import Hardware
     from planner.hardware.replay import Replay
 
 
@@ -43,20 +44,32 @@ def hardware(report: Path | None, engine: Path | None, as_json: bool) -> None:
 
 
 def _looked_at(option: Path | None) -> Seen:
+    """This machine. The engine takes longest, so that the probes run beside it."""
+    import threading
+
     from planner.cli.hardware_page import Seen
-    from planner.engine.view import EngineView
+    from planner.engine.find import find_engine
     from planner.hardware.hardware import detect_with_report
 
-    view = EngineView(option)
-    machine, read = detect_with_report()
+    found: list[tuple[Hardware, dict[str, Any]]] = []
+    probes = threading.Thread(target=lambda: found.append(detect_with_report()), name="probes", daemon=True)
+    probes.start()
+    problem = ""
     try:
-        engine = view.get()
+        engine = find_engine(option)
     except EngineError as error:
         if option is not None:
             raise
-        return Seen(system_view=machine, report=read, engine_name=None, engine_devices=None, engine_problem=str(error))
-    name = f"llama-server {engine.version}"
-    return Seen(system_view=machine, report=read, engine_name=name, engine_devices=engine.devices)
+        engine, problem = None, str(error)
+    probes.join()
+    machine, read = found[0]
+    return Seen(
+        system_view=machine,
+        report=read,
+        engine_name=f"llama-server {engine.version}" if engine else None,
+        engine_devices=engine.devices if engine else None,
+        engine_problem=problem,
+    )
 
 
 def _replayed(path: Path) -> Seen:

@@ -43,7 +43,7 @@ def _group_limits(findings: Findings) -> Iterator[Limit]:
             what=f"{who} may hold {format_bytes(limit.limit_bytes)}{now} ({limit.source}).",
             limit_bytes=limit.limit_bytes,
             setting=remedy,
-            binds=limit.available_bytes == findings.host.usable_bytes,
+            binds=limit.available_bytes is not None and limit.available_bytes == findings.host.usable_bytes,
         )
     if place.has_lxcfs and findings.host.total_bytes and not findings.host.limits:
         yield Limit(

@@ -151,7 +151,8 @@ def with_seen(hardware: Hardware, seen: Sequence[SeenDevice]) -> Hardware:
         devices.append(made)
     has_card = any(device.kind != "rpc" for device in devices)
     ordered = sorted(devices, key=lambda device: (device.only_named, device.kind != "rpc"))
-    others = [replace(device, only_named=device.only_named or has_card) for device in sharing]
+    # Of graphics that share, those of the first back end alone (llama.cpp#23897).
+    others = [replace(d, only_named=d.only_named or has_card or d.kind != sharing[0].kind) for d in sharing]
     return on_host(hardware, pools, [*ordered, *others], [] if has_card else reached)
 
 

@@ -12,8 +12,6 @@ from sample_machines import build
 from benchmarks.oracle import Oracle
 from planner import Hardware
 from planner.engine.find import Engine, parse_devices
-from planner.engine.view import EngineView
-from planner.errors import EngineError
 from planner.hardware import Graphics
 from planner.hardware.assemble import assemble
 from planner.hardware.views import joined
@@ -147,6 +145,15 @@ def test_what_the_network_reaches_comes_first_and_is_no_card_here(tmp_path: Path
     assert views(hardware, text)[1] == ("RPC0", None, "Another process's, over the network.")
 
 
+def test_shared_graphics_are_used_with_the_first_back_end_and_beside_the_network(tmp_path: Path) -> None:
+    text = "  ROCm0: AMD Radeon Graphics (98304 MiB, 97900 MiB free)\n"
+    text += "  Vulkan0: AMD Radeon Graphics (RADV GFX1151) (102400 MiB, 102000 MiB free)\n"
+    text += "  RPC0: 127.0.0.1:50052 (16000 MiB, 16000 MiB free)\n"
+    seen = machine("strix_halo_4", tmp_path).with_accelerators(parse_devices(text))
+    assert [device.name for device in seen.accelerators] == ["RPC0", "ROCm0"]
+    assert [device.name for device in seen.devices if device.only_named] == ["Vulkan0"]
+
+
 def test_joining_twice_changes_nothing(tmp_path: Path) -> None:
     listed = parse_devices("  Vulkan0: AMD Radeon Graphics (RADV GFX1151) (102400 MiB, 102000 MiB free)")
     once = machine("strix_halo_4", tmp_path).with_accelerators(listed)
@@ -211,14 +218,8 @@ def test_a_real_engine_with_two_devices_over_the_network() -> None:
 
 
 @pytest.mark.engine
-def test_the_embedded_engine_is_asked_beside_the_probes(engine: Engine) -> None:
-    asked = EngineView(engine.path)
+def test_the_embedded_engine_lists_what_it_can_use_here(engine: Engine) -> None:
     here = Hardware.detect()
-    assert asked.get().devices == engine.devices
-    assert asked.get() is asked.get()
-    assert len(here.with_accelerators(engine.devices).accelerators) == len(engine.devices)
-
-
-def test_an_engine_that_is_not_there_says_so_when_it_is_needed(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="There is no llama-server at"):
-        EngineView(tmp_path / "llama-server").get()
+    seen = here.with_accelerators(engine.devices)
+    assert len(seen.accelerators) <= len(engine.devices)
+    assert {view.seen for view in joined(here, engine.devices) if view.seen} == set(engine.devices)
