@@ -7,7 +7,7 @@ pool. `Hardware.detect()` asks `probes` about this machine, `Hardware.simulate()
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -56,11 +56,6 @@ _KINDS: dict[str, DeviceKind] = {
 def kind_of_device(name: str) -> DeviceKind:
     """The back end behind llama.cpp's name of a device: `CUDA0`, `RPC0[127.0.0.1:50052]`, ..."""
     return next((kind for prefix, kind in _KINDS.items() if name.startswith(prefix)), "other")
-
-
-def kinds_of_devices(names: Iterable[str]) -> tuple[DeviceKind, ...]:
-    """The back ends of the accelerators among these devices, sorted."""
-    return tuple(sorted({kind_of_device(name) for name in names} - {"cpu"}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
