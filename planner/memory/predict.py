@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.errors import ModelError
-from planner.hardware import DeviceKind, Hardware, kinds_of_devices
+from planner.hardware import DeviceKind, Hardware
 from planner.launch import MAX_SEQUENCES, Launch, resolve_context
 from planner.memory.compute import plan_compute, plan_output
 from planner.memory.draft import draft_refusal, plan_draft
 from planner.memory.graph import graph_sizes
 from planner.memory.kv import kv_caches, kv_refusal, plan_kv, plan_states
-from planner.memory.learned import NOTHING_LEARNED, Learned
+from planner.memory.learned import NOTHING_LEARNED, Learned, kinds_of_devices
 from planner.memory.placement import place, placement_refusal
 from planner.memory.plan import Allocation, MemoryPlan
 from planner.memory.server import plan_drivers, plan_growth, plan_overhead

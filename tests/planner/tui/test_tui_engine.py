@@ -21,6 +21,7 @@ from planner import Hardware
 from planner.campaign import run_campaign
 from planner.engine.dry_run import who_answers
 from planner.engine.find import find_engine
+from planner.reconcile.record import Record
 from planner.tui.app import PlannerApp
 from planner.tui.choices import Choice, file_choice, ghost_model
 from planner.tui.grid import GridView
@@ -57,7 +58,7 @@ async def test_m_measures_for_real_and_learns(tmp_path: Path) -> None:
         await settled(pilot)
         cells = main_screen(pilot).query_one(GridView).grid.cells
         assert all("learned" in [a.certainty for a in cell.plan.allocations] for cell in cells)
-    assert (tmp_path / "record" / "measurements.jsonl").read_bytes().count(b"\n") == 1
+    assert len(Record(tmp_path / "record").history().runs) == 1
     assert not list((Path(os.environ["XDG_CACHE_HOME"]) / "planner" / "ghosts").iterdir())
 
 
