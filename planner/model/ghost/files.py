@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from planner.errors import ModelError
@@ -148,18 +150,23 @@ _FOLDER = "ghost"
 def _own_folder(parent: Path | None) -> Iterator[Path]:
     """A fresh folder, deleted afterwards; by default in the person's cache."""
     parent = _default_directory() if parent is None else parent
+    folder = parent / f"{_FOLDER}.{os.getpid()}.{secrets.token_hex(4)}"
+    # On Windows a server that is still exiting keeps the file open; the block's result matters more.
+    remove = partial(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(remove)  # for an interrupt that comes while the folder is being removed
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        _sweep(parent)
-        prefix = f"{_FOLDER}.{os.getpid()}."
-        # On Windows a server that is still exiting keeps the file open; the block's result matters more.
-        folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
-    except OSError as error:
-        raise ModelError(
-            f"Cannot make a folder for the ghost in {parent}: {error.strerror}.", "Check its permissions."
-        ) from error
-    with folder as path:
-        yield Path(path)
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            _sweep(parent)
+            folder.mkdir()
+        except OSError as error:
+            raise ModelError(
+                f"Cannot make a folder for the ghost in {parent}: {error.strerror}.", "Check its permissions."
+            ) from error
+        yield folder
+    finally:
+        remove()
+        atexit.unregister(remove)
 
 
 def _sweep(parent: Path) -> None:
