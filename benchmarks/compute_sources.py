@@ -12,7 +12,7 @@ import json
 import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.accuracy_sources import (
@@ -26,7 +26,7 @@ from benchmarks.accuracy_sources import (
 from benchmarks.evidence import CARD, MODELS
 from benchmarks.ghosts import ghost, grow
 from benchmarks.live_sources import OTHER_LIBRARY, random_launches, settings_of
-from benchmarks.oracle import AVAILABLE, Answer, Oracle
+from benchmarks.oracle import AVAILABLE, SERVER_AVAILABLE, Answer, Oracle
 from benchmarks.placement_sources import launches as placement_launches
 from planner.hardware import HOST_POOL, Device, Hardware, Pool
 from planner.launch import Launch, resolve_context
@@ -123,13 +123,15 @@ class Reserved:
     rounding: float = 0.0
     outputs: int | None = None
     """Rows of logits; None for as many as llama-server reserves."""
+    mixed: bool = True
+    """Whether the build lets one batch hold tokens and embeddings, as llama-server's does (#29622)."""
 
     def estimates(self) -> Iterator[Estimate]:
         """One for each compute buffer, also of models whose file has no tensors."""
         shape, layout = self.model.hyperparameters, self.model.layout
         context = resolve_context(self.launch, shape.n_ctx_train)
         caches = kv_caches(layout, self.launch, context)
-        graph = self.model.graph
+        graph = replace(self.model.graph, mixed=self.model.graph.mixed and self.mixed)
         sizes = graph_sizes(shape, layout, self.launch, context, caches, graph=graph, outputs=self.outputs)
         placement = place(shape.n_layer_all, self.launch, self.hardware)
         for allocation in plan_compute(sizes, sizes, placement, self.launch, hardware=self.hardware):
@@ -237,10 +239,10 @@ def architecture_compute(folder: Path) -> Iterator[Reserved]:
 
 
 def live_compute(folder: Path, per_header: int, seed: int = 1) -> Iterator[Reserved]:
-    """Random launches of every header, put to the llama.cpp that is installed, without allocating."""
-    with Oracle() as oracle, tempfile.TemporaryDirectory() as scratch:
+    """Random launches of every header, put to llama.cpp without allocating: to llama-server's build if it is here."""
+    with Oracle(server=SERVER_AVAILABLE) as oracle, tempfile.TemporaryDirectory() as scratch:
         for header in sorted(folder.glob("archs/*.gguf")):
-            if header.stem in OTHER_LIBRARY:
+            if header.stem in OTHER_LIBRARY and not SERVER_AVAILABLE:
                 continue
             path = ghost(folder, header.stem, Path(scratch))
             model = Model.open(path)
@@ -255,6 +257,7 @@ def live_compute(folder: Path, per_header: int, seed: int = 1) -> Iterator[Reser
                         hardware=machine(),
                         expected={"CPU": answer.compute_mib * MIB},
                         rounding=_PRINTED,
+                        mixed=SERVER_AVAILABLE,
                     )
 
 
@@ -311,6 +314,7 @@ def two_device_compute(folder: Path, names: Iterable[str] = DEVICE_MODELS) -> It
                         hardware=hardware,
                         expected=_logged(answer),
                         rounding=_PRINTED,
+                        mixed=False,
                     )
 
 

@@ -10,7 +10,7 @@ Source: `src/llama-context.cpp` (`sched_reserve`, `graph_reserve`, `output_reser
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.hardware import CPU_DEVICE, Hardware, kind_of_device
@@ -24,8 +24,8 @@ from planner.units import format_mib
 
 _PIPELINE_COPIES = 4
 """GGML_SCHED_MAX_COPIES: copies of every input while several devices work as a pipeline."""
-_PIPELINE_STATES = 16, 11, 10
-"""Hidden states on the first device, on further ones and on the host of a pipeline."""
+_LATER_STATES = 3
+"""Hidden states beside the peak, on a device of a pipeline that gets its layers' input from another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,29 +163,63 @@ def _device_size(sizes: GraphSizes, device: str, placement: Placement, role: _Ro
     if device not in placement.layers[:-1]:
         # The output alone: a few rows and their logits.
         return sizes.logits + 2 * sizes.hidden * sizes.outputs // sizes.tokens
-    copies = sizes.copies(kind_of_device(device))
-    # The last layer computes its feed-forward for the rows of the output alone.
-    last = placement.layers.index(device) == len(placement.layers) - 2 and sizes.family != "draft"
-    feed_forward = max(7 * sizes.hidden // 2, sizes.recurrence) if last else sizes.feed_forward
-    peak = max(feed_forward, sizes.attention + copies, sizes.logits if device == placement.output else 0)
+    layers = [layer for layer, other in enumerate(placement.layers[:-1]) if other == device]
+    shared, peak = sizes.shared_on(layers), _device_peak(sizes, device, layers, placement)
     if role.pipelined:
-        states = _PIPELINE_STATES[0 if device == role.devices[0] else 1]
-        return _PIPELINE_COPIES * sizes.shared + states * sizes.hidden + peak
+        return _PIPELINE_COPIES * shared + _pipeline_states(sizes, device, placement, role) + peak
     if role.matrices_on_host and not role.layers_on_host:
-        return sizes.shared + sizes.further + max(5 * sizes.hidden, 3 * sizes.hidden + sizes.attention + copies)
-    # A device that gets its layers from the host needs neither of the two inputs; one without the output, one less.
-    spared = 2 if role.layers_on_host else len(role.devices) > 1 or placement.output == CPU_DEVICE
-    return sizes.shared + sizes.further + (sizes.states - spared) * sizes.hidden + peak
+        attention = sizes.attention + sizes.copies(kind_of_device(device))
+        return shared + sizes.further + max(5 * sizes.hidden, 3 * sizes.hidden + attention)
+    if role.layers_on_host:
+        first = device == role.devices[0]
+        states = 2 + sizes.leaves_gap(first)
+        gap = sizes.gap if first and sizes.family == "experts" else 0
+        return shared + sizes.further + states * sizes.hidden + peak + gap
+    states = sizes.states - (len(role.devices) > 1 or placement.output == CPU_DEVICE)
+    return shared + sizes.further + states * sizes.hidden + peak
+
+
+def _device_peak(sizes: GraphSizes, device: str, layers: Sequence[int], placement: Placement) -> int:
+    """The highest of the moments on this device."""
+    # The last layer computes its feed-forward for the rows of the output alone.
+    last = layers == [len(placement.layers) - 2] and sizes.family != "draft"
+    found = sizes.convolved if sizes.convolved <= 2 * sizes.hidden and len(set(placement.layers)) == 1 else 0
+    return max(
+        2 * max(sizes.hidden, sizes.queries) if last else sizes.feed_forward_on(layers),
+        sizes.recurrence - found,
+        sizes.attention + sizes.copies(kind_of_device(device)) if sizes.attends_on(layers) else 0,
+        sizes.logits if device == placement.output else 0,
+    )
+
+
+def _pipeline_states(sizes: GraphSizes, device: str, placement: Placement, role: _Role) -> int:
+    """Hidden states and what is like them: what arrives from another device has four places, all kept."""
+    first = device == role.devices[0]
+    # The layers at which the first device hands over, or this one takes over.
+    cut = [placement.layers.index(other) for other in role.devices[1:2]] if first else [placement.layers.index(device)]
+    crossing = sizes.crossing if sizes.crossing and not sizes.crossing.layers.isdisjoint(cut) else None
+    if first:
+        arriving = (1 + 2 * sizes.mixed) * sizes.hidden + (crossing.back if crossing else 0)
+        states = sizes.states * sizes.hidden
+    else:
+        arriving = sizes.streams * sizes.hidden + (crossing.onward if crossing else 0)
+        states = _LATER_STATES * sizes.hidden
+    return _PIPELINE_COPIES * (arriving + sizes.further) + states - (crossing.spared if crossing else 0)
 
 
 def _host_size(sizes: GraphSizes, role: _Role) -> int:
     if role.pipelined:
-        return _PIPELINE_COPIES * sizes.shared + _PIPELINE_STATES[2] * sizes.hidden
+        return sizes.host_inputs(_PIPELINE_COPIES)
     if role.layers_on_host:
         return sizes.host_total
     if role.matrices_on_host:
-        return sizes.inputs + sizes.further + sizes.states * sizes.hidden + max(sizes.feed_forward, sizes.mask)
-    return sizes.host_inputs
+        return (
+            sizes.inputs
+            + sizes.further
+            + sizes.states * sizes.hidden
+            + max(sizes.feed_forward, sizes.recurrence, sizes.mask)
+        )
+    return sizes.host_inputs()
 
 
 def _compute(

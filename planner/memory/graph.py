@@ -9,11 +9,12 @@ Source: `src/llama-graph.cpp`, `src/models/*.cpp`; `src/llama-context.cpp` (`sch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from planner.launch import Launch, ResolvedContext
 from planner.memory.kv import F32, KvCache, flash_attention
+from planner.memory.recurrence import recurrent_elements
 from planner.model.ggml_types import type_named
 from planner.model.graph import GraphShape
 from planner.model.hyperparameters import Hyperparameters
@@ -37,6 +38,19 @@ _COMPRESSED_STATES = 27
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """Bytes that cross to the device of a recurrent layer beside the hidden state, and back: views of its input are
+    left to the device before.
+    """
+
+    layers: frozenset[int]
+    onward: int
+    back: int
+    spared: int
+    """Hidden states that find a place elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSizes:
     """Bytes of the tensors that decide the compute buffer, for one ubatch."""
 
@@ -50,14 +64,32 @@ class GraphSizes:
     """Whether it has so few layers that masks are free before the last: their place is then used again."""
     mask: int
     """All attention masks."""
+    masks: tuple[tuple[int, frozenset[int]], ...] = ()
+    """The mask of each cache, and the layers that use it."""
     hidden: int
     """One hidden state."""
     states: int = 4
     """Hidden states beside the highest peak, on the device that has the inputs."""
+    mixed: bool = True
+    """Whether tokens and embeddings both are inputs: two on the host, of which three states reach a device."""
     feed_forward: int
-    """Peak inside the feed-forward, or inside a recurrence where that is higher."""
+    """Peak inside the feed-forward."""
+    experts: int = 0
+    """The same of the layers with experts."""
+    dense_layers: int = 0
+    """Layers before the first with experts."""
+    streams: int = 1
+    """Parallel copies of the hidden state."""
     recurrence: int = 0
     """Peak inside a recurrence, which the last layer has at its full width, too."""
+    convolved: int = 0
+    """The result of its convolution, which finds a place among the inputs that a device copied, if it fits."""
+    crossing: Crossing | None = None
+    """What a recurrent layer exchanges with the device before; None where that is the hidden state alone."""
+    queries: int = 0
+    """The queries of one layer."""
+    gap: int = 0
+    """What the results of narrow experts leave unused on a device that gets its input from the host."""
     attention: int
     """Peak inside attention where that is more than a few hidden states; else 0."""
     logits: int
@@ -83,6 +115,14 @@ class GraphSizes:
             return _converted(self.caches, *(name not in _HALVES for name in self.cache_types))
         return _converted(self.caches, keys=True, values=True) if kind == "metal" else 0
 
+    def leaves_gap(self, first: bool) -> bool:
+        """Whether what a device gets from the host, or from another, leaves a gap of a hidden state there."""
+        if self.family == "scores":
+            return self.queries <= self.hidden
+        if self.family in ("recurrent", "latent"):
+            return first or self.family == "recurrent"
+        return self.experts > 0 and (first or self.family == "hybrid")
+
     @property
     def host_total(self) -> int:
         """The buffer of a host that computes everything: inputs, hidden states, the highest of three peaks."""
@@ -90,12 +130,25 @@ class GraphSizes:
         # The masks, the rotation and three hidden states beside them are free when the logits are computed:
         # logits that fit into their place cost nothing. So are the embeddings that every layer gets.
         logits = self.logits if self.logits > self.mask + self.rotation + 3 * self.hidden else 0
-        return base + max(self.feed_forward + self.further, self.attention + self.further, logits)
+        return base + max(max(self.feed_forward, self.recurrence, self.attention) + self.further, logits)
 
-    @property
-    def host_inputs(self) -> int:
-        """The buffer of a host that computes nothing but looks up and passes on."""
-        return self.shared + self.states * self.hidden + self.further + (self.hidden if self.further else 0)
+    def host_inputs(self, copies: int = 1) -> int:
+        """The buffer of a host that computes nothing: so many copies of each input, and what it looks up."""
+        embeddings = (1 + self.mixed) * (copies + 1) * self.hidden
+        return copies * self.shared + embeddings + self.further + (self.hidden if self.further else 0)
+
+    def feed_forward_on(self, layers: Sequence[int]) -> int:
+        """The feed-forward on a device of these layers, some of which may be dense in front of experts."""
+        behind = self.experts and self.dense_layers and layers[0] >= self.dense_layers
+        return self.experts if behind else self.feed_forward
+
+    def attends_on(self, layers: Collection[int]) -> bool:
+        """Whether a device of these layers computes attention."""
+        return not self.masks or any(not users.isdisjoint(layers) for _, users in self.masks)
+
+    def shared_on(self, layers: Collection[int]) -> int:
+        """The same on a device of these layers: of the masks it gets those that they use."""
+        return self.shared - sum(mask for mask, users in self.masks if users.isdisjoint(layers))
 
     @property
     def shared(self) -> int:
@@ -105,7 +158,7 @@ class GraphSizes:
     @property
     def peak(self) -> int:
         """The highest of the three peaks where nothing can be reused."""
-        return max(self.feed_forward, self.attention, self.logits)
+        return max(self.feed_forward, self.recurrence, self.attention, self.logits)
 
 
 def graph_sizes(
@@ -142,7 +195,7 @@ def graph_sizes(
     if family == "compressed":
         pooled += (graph.hyper_connections - 1) * hidden
     last = tokens if shape.n_layer == 1 else outputs
-    mask = _masks(family, cells, tokens, flash)
+    mask = sum(_mask_sizes(family, cells, tokens, flash))
     beside = graph.beside * hidden * flash
     recurrence = _recurrence(layout, graph, tokens, context.n_seq_max, mask)
     return GraphSizes(
@@ -151,10 +204,21 @@ def graph_sizes(
         outputs=outputs,
         short=shape.n_layer <= _FEW_LAYERS,
         mask=mask,
+        masks=tuple(zip(_mask_sizes(family, cells, tokens, flash), _mask_users(shape, layout, masked), strict=True))
+        if masked
+        else (),
         hidden=hidden,
-        states=2 if family == "compressed" else 4,
-        feed_forward=max(_feed_forward(shape, graph, tokens, last, bool(caches)) + beside, recurrence),
+        states=2 if family == "compressed" else 3 + graph.mixed,
+        mixed=graph.mixed,
+        feed_forward=_feed_forward(shape, graph, tokens, last, bool(caches)) + beside,
+        experts=_experts(shape, graph) * tokens + beside if shape.n_expert else 0,
+        dense_layers=graph.dense_layers,
+        streams=graph.hyper_connections,
         recurrence=recurrence,
+        convolved=graph.recurrence.mixed * tokens * F32 if graph.recurrence else 0,
+        crossing=_crossing(layout, graph, tokens, hidden),
+        queries=max(shape.n_head) * max(shape.head_k, shape.head_k_swa) * tokens * F32,
+        gap=_gap(shape) * tokens * F32,
         attention=_attention(family, shape, graph, launch, context, tokens, cells, flash)
         + _copies(family, shape, launch, context, masked, flash),
         logits=shape.n_vocab * outputs * F32 + pooled,
@@ -195,11 +259,12 @@ def _masked(family: str, caches: tuple[KvCache, ...]) -> tuple[KvCache, ...]:
     return caches[:1] if family == "blocks" else tuple(cache for cache in caches if cache.layout.layers)
 
 
-def _masks(family: str, cells: Sequence[int], tokens: int, flash: bool) -> int:
-    if flash or family not in ("compressed", "sparse"):
-        return sum(cells) * tokens * (F16 if flash else F32)
-    # DeepSeek's indexer, the last of its caches, has an F16 mask either way.
-    return (sum(cells[:-1]) * F32 + cells[-1] * F16) * tokens
+def _mask_sizes(family: str, cells: Sequence[int], tokens: int, flash: bool) -> list[int]:
+    sizes = [tokens * (F16 if flash else F32) * count for count in cells]
+    if family in ("compressed", "sparse") and not flash:
+        # DeepSeek's indexer, the last of its caches, has an F16 mask either way.
+        sizes[-1] //= 2
+    return sizes
 
 
 def _cells_at_work(cache: KvCache, context: ResolvedContext, prompt_tokens: int | None) -> int:
@@ -221,10 +286,32 @@ def _feed_forward(shape: Hyperparameters, graph: GraphShape, tokens: int, last: 
 
 def _recurrence(layout: MemoryLayout, graph: GraphShape, tokens: int, sequences: int, mask: int) -> int:
     """What a recurrent layer holds at once. Behind the last attention it has the place of the masks."""
-    size = (graph.recurrence * tokens + graph.recurrent_state * sequences) * F32
+    if graph.recurrence is None:
+        return 0
+    size = recurrent_elements(graph.recurrence, tokens, sequences) * F32
     attention = max((layer for cache in layout.caches for layer in cache.layers), default=-1)
     first = min((layer for state in layout.states for layer in state.layers), default=0)
     return max(0, size - mask) if 0 <= attention < first else size
+
+
+def _crossing(layout: MemoryLayout, graph: GraphShape, tokens: int, hidden: int) -> Crossing | None:
+    layer = graph.recurrence
+    if layer is None or layer.passed_on is None:
+        return None
+    onward, back = layer.passed_on
+    return Crossing(
+        layers=frozenset(index for state in layout.states for index in state.layers),
+        onward=onward * tokens * F32,
+        back=back * tokens * F32,
+        spared=0 if layer.kind == "rwkv6" else hidden,
+    )
+
+
+def _mask_users(shape: Hyperparameters, layout: MemoryLayout, caches: tuple[KvCache, ...]) -> list[frozenset[int]]:
+    """The layers that use the mask of each cache; those of no cache share another's, unless the model has states."""
+    users = [frozenset(cache.layout.layers) for cache in caches]
+    others = frozenset() if layout.states else frozenset(range(shape.n_layer)).difference(*users)
+    return [one | others for one in users]
 
 
 def _dense(shape: Hyperparameters, graph: GraphShape, cached: bool) -> int:
@@ -232,6 +319,12 @@ def _dense(shape: Hyperparameters, graph: GraphShape, cached: bool) -> int:
     width = max(shape.n_ff)
     copies = 3 if graph.gated and (width > 2 * shape.n_embd or not cached) else 2
     return max(copies * width, 7 * shape.n_embd // 2 if width and cached else 0)
+
+
+def _gap(shape: Hyperparameters) -> int:
+    """Elements of one token: where two projections are too small for the results, a third is not used again."""
+    width = shape.n_expert_used * (shape.n_ff_exp or max(shape.n_ff)) if shape.n_expert else 0
+    return width if shape.n_expert_used * shape.n_embd > 2 * width else 0
 
 
 def _experts(shape: Hyperparameters, graph: GraphShape) -> int:

@@ -5,22 +5,51 @@ Source: `src/models/*.cpp` and `src/llama-graph.cpp`, by architecture.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from planner.errors import ModelError
 from planner.model.hyperparameters import Hyperparameters, Keys
 
+RecurrenceKind = Literal["mamba", "delta", "kda", "rwkv6", "rwkv7"]
+
 _BESIDE = {"command-r": 1, "cohere2": 1, "cohere2moe": 1, "plamo": 1, "gemma3n": 5}
 _UNGATED = (
     "arcee bert bloom codeshell falcon gpt2 gptneox jais2 jina-bert-v2 jina-bert-v3 mpt nemotron nemotron_h "
-    "nemotron_h_moe phi2 pockettts starcoder starcoder2 nomic-bert-moe"
+    "nemotron_h_moe phi2 pockettts rwkv6 rwkv7 starcoder starcoder2 nomic-bert-moe"
 ).split()
 _DELTA_NET = ("qwen3next", "qwen35", "qwen35moe", "qwen4exp")
 """Their attention layers have gated queries, too."""
 _MAMBA2 = ("mamba2", "falcon-h1", "granitehybrid", "plamo2", "nemotron_h", "nemotron_h_moe")
 _MAMBA = ("mamba", "jamba")
-_RWKV_STATES = {"rwkv6": 10, "rwkv6qwen2": 10, "rwkv7": 15, "arwkv7": 15}
-"""Hidden states alive at once inside the time mix, as llama.cpp reserved them for rwkv6-1.6b and rwkv7-1.5b."""
+_UNMIXED = ("cogvlm", "deepseek4")
+"""Their batches hold tokens or embeddings (`llm_arch_supports_mixed_batch`), which takes fewer inputs."""
+_RWKV: Mapping[str, RecurrenceKind] = {"rwkv6": "rwkv6", "rwkv6qwen2": "rwkv6", "rwkv7": "rwkv7", "arwkv7": "rwkv7"}
+_LEAVES_VIEWS = ("mamba", "mamba2", "nemotron_h", "nemotron_h_moe")
+"""Their gate, a view of the projection, is left to the device before."""
+_LEAVES_SUM = ("jamba", "granitehybrid")
+"""The sum at the end of a layer is left to the device behind, which needs both its parts."""
+_KDA = ("kimi-linear", "kimi-k3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrence:
+    """The widths of a recurrent layer, in elements."""
+
+    kind: RecurrenceKind
+    inner: int
+    """Of the result, per token."""
+    state: int
+    """Of the state, per sequence."""
+    projection: int = 0
+    """Of the first projection, per token: the gate, the input of the convolution, time steps."""
+    mixed: int = 0
+    """Of the convolution, per token."""
+    kernel: int = 1
+    """Tokens that it spans."""
+    passed_on: tuple[int, int] | None = None
+    """What crosses to a device whose first layer it is, and back, per token; None for the hidden state alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +65,8 @@ class GraphShape:
     """Whether the feed-forward multiplies two projections; else it has one."""
     beside: int = 0
     """Hidden states that stay alive beside the feed-forward: one where attention starts from the same state."""
+    mixed: bool = True
+    """Whether one batch may hold tokens and embeddings, as in builds since October 2026 (#29622)."""
     gated_attention: bool = False
     """Whether queries come with a gate of their size."""
     index_heads: int = 0
@@ -48,10 +79,8 @@ class GraphShape:
     """Parallel copies of the hidden state."""
     per_layer_input: int = 0
     """Elements of the further embeddings that every layer gets (Gemma 3n and 4), of all layers."""
-    recurrence: int = 0
-    """Elements of one token alive at once inside a recurrent layer."""
-    recurrent_state: int = 0
-    """Elements of a state that are alive beside it, of each sequence."""
+    recurrence: Recurrence | None = None
+    """Its recurrent layers; None without."""
 
 
 def read_graph(keys: Keys, shape: Hyperparameters) -> GraphShape:
@@ -65,6 +94,7 @@ def read_graph(keys: Keys, shape: Hyperparameters) -> GraphShape:
         or architecture == "llama4",
         gated=architecture not in _UNGATED,
         beside=_BESIDE.get(architecture, 0),
+        mixed=architecture not in _UNMIXED,
         gated_attention=architecture in _DELTA_NET,
         index_heads=_optional(keys, "attention.indexer.head_count"),
         index_width=_optional(keys, "attention.indexer.key_length"),
@@ -72,7 +102,6 @@ def read_graph(keys: Keys, shape: Hyperparameters) -> GraphShape:
         hyper_connections=_optional(keys, "hyper_connection.count") or 1,
         per_layer_input=_per_layer_input(keys, shape),
         recurrence=_recurrence(keys, shape),
-        recurrent_state=_optional(keys, "ssm.inner_size") * _optional(keys, "ssm.state_size"),
     )
 
 
@@ -91,15 +120,35 @@ def _per_layer_input(keys: Keys, shape: Hyperparameters) -> int:
     return row * shape.n_layer
 
 
-def _recurrence(keys: Keys, shape: Hyperparameters) -> int:
-    """The projection, the input and the output of the convolution, and the output of the scan."""
-    inner, state = _optional(keys, "ssm.inner_size"), _optional(keys, "ssm.state_size")
-    if keys.architecture in _MAMBA2:
-        groups, heads = _optional(keys, "ssm.group_count"), _optional(keys, "ssm.time_step_rank")
-        mixed = inner + 2 * groups * state
-        return inner + mixed + heads + 2 * mixed + inner
+def _recurrence(keys: Keys, shape: Hyperparameters) -> Recurrence | None:
+    inner, state, groups = (_optional(keys, f"ssm.{name}") for name in ("inner_size", "state_size", "group_count"))
+    kernel = max(1, _optional(keys, "ssm.conv_kernel"))
+    if keys.architecture in (*_MAMBA, *_MAMBA2):
+        first = keys.architecture in _MAMBA
+        mixed = inner if first else inner + 2 * groups * state
+        projection = inner + mixed + (0 if first else _optional(keys, "ssm.time_step_rank"))
+        return Recurrence(
+            kind="mamba",
+            inner=inner,
+            state=inner * state,
+            projection=projection,
+            mixed=mixed,
+            kernel=kernel,
+            passed_on=(projection, inner)
+            if keys.architecture in _LEAVES_VIEWS
+            else (shape.n_embd, 0)
+            if keys.architecture in _LEAVES_SUM
+            else None,
+        )
     if keys.architecture in _DELTA_NET:
-        return 2 * (inner + 2 * _optional(keys, "ssm.group_count") * state) + 2 * inner
-    if keys.architecture in _MAMBA:
-        return 4 * inner
-    return _RWKV_STATES.get(keys.architecture, 0) * shape.n_embd
+        return Recurrence(kind="delta", inner=inner, state=inner * state, mixed=inner + 2 * groups * state)
+    if keys.architecture in _KDA:
+        head = _optional(keys, "kda.head_dim")
+        return Recurrence(kind="kda", inner=shape.n_head[0] * head, state=shape.n_head[0] * head * head)
+    if keys.architecture in _RWKV:
+        kind, n_embd = _RWKV[keys.architecture], shape.n_embd
+        state = n_embd * _optional(keys, "wkv.head_size")
+        # Both get the shifted tokens too; RWKV-7 also the values of the first layer.
+        further = 2 if kind == "rwkv6" else 3
+        return Recurrence(kind=kind, inner=n_embd, state=state, passed_on=(further * n_embd, n_embd))
+    return None
