@@ -164,7 +164,8 @@ def _device_size(sizes: GraphSizes, device: str, placement: Placement, role: _Ro
         # The output alone: a few rows and their logits.
         return sizes.logits + 2 * sizes.hidden * sizes.outputs // sizes.tokens
     layers = [layer for layer, other in enumerate(placement.layers[:-1]) if other == device]
-    shared, peak = sizes.shared_on(layers), _device_peak(sizes, device, layers, placement)
+    shared = sizes.shared_on(layers) + sizes.picked_by(layers)
+    peak = _device_peak(sizes, device, layers, placement)
     if role.pipelined:
         return _PIPELINE_COPIES * shared + _pipeline_states(sizes, device, placement, role) + peak
     if role.matrices_on_host and not role.layers_on_host:

@@ -17,6 +17,7 @@ from planner.memory.graph import GraphSizes, graph_sizes
 from planner.memory.kv import KvCache, kv_caches, plan_kv
 from planner.memory.placement import Placement
 from planner.memory.plan import Allocation
+from planner.model.graph import GraphShape
 from planner.model.hyperparameters import Hyperparameters
 from planner.model.layout import MemoryLayout
 
@@ -37,7 +38,12 @@ def draft_caches(layout: MemoryLayout, launch: Launch, context: ResolvedContext)
 
 
 def plan_draft(
-    shape: Hyperparameters, layout: MemoryLayout, launch: Launch, context: ResolvedContext, placement: Placement
+    shape: Hyperparameters,
+    layout: MemoryLayout,
+    graph: GraphShape,
+    launch: Launch,
+    context: ResolvedContext,
+    placement: Placement,
 ) -> list[Allocation]:
     """All that the second context holds, on the devices of its blocks."""
     caches = draft_caches(layout, launch, context)
@@ -45,7 +51,7 @@ def plan_draft(
         return []
     own = _own(launch)
     blocks = replace(placement, layers=placement.layers[shape.n_layer :])
-    sizes = _one_layer(graph_sizes(shape, layout, own, context, caches))
+    sizes = _one_layer(graph_sizes(shape, layout, own, context, caches, graph=graph))
     parts = (
         *plan_kv(caches, own, placement),
         *plan_compute(sizes, sizes, blocks, own),

@@ -22,7 +22,6 @@ from planner.model.layout import MemoryLayout
 from planner.units import pad
 
 F16 = 2
-PLAIN = GraphShape()
 
 _ROTATION_MULTIPLE = 64
 """Heads of whole multiples of this many elements are rotated (Hadamard) before they are quantised."""
@@ -31,8 +30,6 @@ _HALVES = "f16", "f32"
 """Cache types that CUDA need not convert: F16, and F32, which every graph does."""
 _POOLED_SCORES = {"qwen4exp": 6.0, "glm5-next": 3.6}
 """Scores of an indexer over pools of tokens alive at once, per sequence: of one F32 mask each."""
-_SPARSE_STATES = 42
-"""Hidden states inside DeepSeek's sparse attention, of 41.4 (deepseek32) and 42.0 (glm-dsa)."""
 _COMPRESSED_STATES = 27
 """Hidden states inside DeepSeek-V4's attention, with its hyper-connections."""
 
@@ -78,6 +75,8 @@ class GraphSizes:
     """The same of the layers with experts."""
     dense_layers: int = 0
     """Layers before the first with experts."""
+    picked: int = 0
+    """What every layer of a sparse attention opens in its mask, from the beginning until it is computed."""
     streams: int = 1
     """Parallel copies of the hidden state."""
     recurrence: int = 0
@@ -130,12 +129,21 @@ class GraphSizes:
         # The masks, the rotation and three hidden states beside them are free when the logits are computed:
         # logits that fit into their place cost nothing. So are the embeddings that every layer gets.
         logits = self.logits if self.logits > self.mask + self.rotation + 3 * self.hidden else 0
-        return base + max(max(self.feed_forward, self.recurrence, self.attention) + self.further, logits)
+        attention = self.attention + self.picked_by(())
+        feed_forward = self.feed_forward + max(0, self.picked_by(()) - (1 + self.dense_layers) * self.picked)
+        return base + max(max(feed_forward, self.recurrence, attention) + self.further, logits)
 
     def host_inputs(self, copies: int = 1) -> int:
         """The buffer of a host that computes nothing: so many copies of each input, and what it looks up."""
         embeddings = (1 + self.mixed) * (copies + 1) * self.hidden
         return copies * self.shared + embeddings + self.further + (self.hidden if self.further else 0)
+
+    def picked_by(self, layers: Collection[int]) -> int:
+        """What all sparse layers have ready: those of `layers`, or of the model."""
+        if not self.picked:
+            return 0
+        users = self.masks[0][1]
+        return len(users.intersection(layers) if layers else users) * self.picked
 
     def feed_forward_on(self, layers: Sequence[int]) -> int:
         """The feed-forward on a device of these layers, some of which may be dense in front of experts."""
@@ -169,7 +177,7 @@ def graph_sizes(
     caches: tuple[KvCache, ...],
     prompt_tokens: int | None = None,
     *,
-    graph: GraphShape = PLAIN,
+    graph: GraphShape,
     outputs: int | None = None,
 ) -> GraphSizes:
     """The sizes at reserve time, or at work on a prompt of `prompt_tokens` in each slot.
@@ -210,15 +218,16 @@ def graph_sizes(
         hidden=hidden,
         states=2 if family == "compressed" else 3 + graph.mixed,
         mixed=graph.mixed,
-        feed_forward=_feed_forward(shape, graph, tokens, last, bool(caches)) + beside,
-        experts=_experts(shape, graph) * tokens + beside if shape.n_expert else 0,
+        feed_forward=_feed_forward(shape, graph, launch, tokens, last, bool(caches)) + beside,
+        experts=_experts(shape, graph) * tokens + beside if graph.expert_width else 0,
         dense_layers=graph.dense_layers,
+        picked=_picked(graph, tokens, cells) if family == "sparse" else 0,
         streams=graph.hyper_connections,
         recurrence=recurrence,
         convolved=graph.recurrence.mixed * tokens * F32 if graph.recurrence else 0,
         crossing=_crossing(layout, graph, tokens, hidden),
         queries=max(shape.n_head) * max(shape.head_k, shape.head_k_swa) * tokens * F32,
-        gap=_gap(shape) * tokens * F32,
+        gap=_gap(shape, graph) * tokens * F32,
         attention=_attention(family, shape, graph, launch, context, tokens, cells, flash)
         + _copies(family, shape, launch, context, masked, flash),
         logits=shape.n_vocab * outputs * F32 + pooled,
@@ -249,9 +258,9 @@ def _family(shape: Hyperparameters, layout: MemoryLayout, graph: GraphShape, fla
         return "latent"
     if not flash:
         return "scores"
-    if shape.n_expert:
+    if graph.expert_width:
         return "experts"
-    return "plain" if max(shape.n_ff) > 2 * shape.n_embd else "narrow"
+    return "plain" if graph.width > 2 * shape.n_embd else "narrow"
 
 
 def _masked(family: str, caches: tuple[KvCache, ...]) -> tuple[KvCache, ...]:
@@ -274,14 +283,16 @@ def _cells_at_work(cache: KvCache, context: ResolvedContext, prompt_tokens: int 
     return min(cache.cells, pad(prompt_tokens * shared, 256))
 
 
-def _feed_forward(shape: Hyperparameters, graph: GraphShape, tokens: int, last: int, cached: bool) -> int:
+def _feed_forward(
+    shape: Hyperparameters, graph: GraphShape, launch: Launch, tokens: int, last: int, cached: bool
+) -> int:
     """The wider of dense layers and those with experts. The last layer has output rows only."""
-    dense = _dense(shape, graph, cached) * F32
-    if not shape.n_expert:
+    dense = _dense(shape, graph, launch, cached) * F32
+    if not graph.expert_width:
         return dense * tokens
     experts = _experts(shape, graph)
     rows = tokens if graph.dense_layers < shape.n_layer - 1 else last
-    return max(dense * tokens if graph.dense_layers else 0, experts * rows)
+    return max(dense * tokens if graph.dense_layers or graph.alternates else 0, experts * rows)
 
 
 def _recurrence(layout: MemoryLayout, graph: GraphShape, tokens: int, sequences: int, mask: int) -> int:
@@ -314,22 +325,29 @@ def _mask_users(shape: Hyperparameters, layout: MemoryLayout, caches: tuple[KvCa
     return [one | others for one in users]
 
 
-def _dense(shape: Hyperparameters, graph: GraphShape, cached: bool) -> int:
-    """Two projections and their product, which takes a place that attention left where it is small."""
-    width = max(shape.n_ff)
-    copies = 3 if graph.gated and (width > 2 * shape.n_embd or not cached) else 2
-    return max(copies * width, 7 * shape.n_embd // 2 if width and cached else 0)
+def _dense(shape: Hyperparameters, graph: GraphShape, launch: Launch, cached: bool) -> int:
+    """Two projections and their product, which takes a place that attention left where it is small enough. Below
+    that, attention itself is the peak.
+    """
+    width, hidden = graph.width, shape.n_embd
+    rotated = _is_rotated(launch.cache_type_k, shape.head_k)
+    # Two hidden states next to each other are free, unless attention put them elsewhere.
+    apart = graph.fused or _is_rotated(launch.cache_type_v, shape.head_v)
+    finds_place = cached and width <= (hidden if apart else 2 * hidden)
+    copies = 3 - finds_place if graph.gated else 1
+    attention = (3 + rotated if graph.fused else 2) * hidden
+    return max(copies * width, attention if width and cached else 0)
 
 
-def _gap(shape: Hyperparameters) -> int:
+def _gap(shape: Hyperparameters, graph: GraphShape) -> int:
     """Elements of one token: where two projections are too small for the results, a third is not used again."""
-    width = shape.n_expert_used * (shape.n_ff_exp or max(shape.n_ff)) if shape.n_expert else 0
+    width = shape.n_expert_used * graph.expert_width
     return width if shape.n_expert_used * shape.n_embd > 2 * width else 0
 
 
 def _experts(shape: Hyperparameters, graph: GraphShape) -> int:
     """Three projections, and the results where two of those are too small to make room for them."""
-    width = shape.n_ff_exp or max(shape.n_ff)
+    width = graph.expert_width
     results = shape.n_expert_used * shape.n_embd
     beside = results if results > 2 * shape.n_expert_used * width else 0
     shared = shape.n_embd if graph.shared_expert and not beside else 0
@@ -353,10 +371,11 @@ def _attention(
     if family == "compressed":
         return _compressed(shape, tokens, cells, hidden, flash)
     if family == "sparse":
-        return _sparse(shape, graph, tokens, scores, hidden, flash)
+        return _sparse(shape, graph, tokens, scores, _picked(graph, tokens, cells), flash)
     if family == "blocks" and flash and (context.n_seq_max == 1 or context.n_stream > 1):
-        # Of every stream in turn, two scores for each head of the indexer.
-        return graph.index_heads * (scores + scores // context.n_stream) + scores // 2 + 4 * hidden
+        # The mask as F32, and of every stream in turn the scores of each head of the indexer, twice.
+        queries = max(shape.n_head) * shape.head_k * tokens * F32
+        return scores + 2 * graph.index_heads * scores // context.n_stream + 2 * queries
     if shape.is_mla:
         return _latent(shape, tokens) + (0 if flash else max(shape.n_head) * scores)
     return 0 if flash or not cells else _scores(shape, graph, launch, tokens, max(cells))
@@ -394,8 +413,10 @@ def _converted(caches: tuple[KvCache, ...], keys: bool, values: bool) -> int:
 
 
 def _latent(shape: Hyperparameters, tokens: int) -> int:
-    """MLA: queries in their own size, and twice in that of the latent keys."""
-    return max(shape.n_head) * tokens * F32 * (shape.head_k_mla + 2 * shape.head_k)
+    """MLA: queries in their own size, and twice in that of the latent keys; or with these the keys, for few heads."""
+    heads = max(shape.n_head)
+    queries = heads * (shape.head_k_mla + 2 * shape.head_k)
+    return max(queries, heads * (shape.head_v + shape.head_k) + shape.head_k) * tokens * F32
 
 
 def _latent_values(
@@ -409,13 +430,24 @@ def _latent_values(
     return max(0, copied - max(shape.n_head) * tokens * F32 * (shape.head_k_mla + shape.head_k))
 
 
-def _sparse(shape: Hyperparameters, graph: GraphShape, tokens: int, scores: int, hidden: int, flash: bool) -> int:
-    """DeepSeek sparse attention: the indexer's queries and scores, and the tokens that it picks."""
-    picked = min(graph.index_top_k * tokens * F32, scores)
-    indexer = 2 * graph.index_heads * graph.index_width * tokens * F32 + scores + picked + 10 * hidden
-    if not flash:
-        return max(indexer, max(shape.n_head) * scores + 41 * hidden)
-    return max(indexer, _SPARSE_STATES * hidden, _SPARSE_STATES * hidden + scores - 2 * hidden)
+def _picked(graph: GraphShape, tokens: int, cells: Sequence[int]) -> int:
+    """What a sparse layer picks: as many tokens as there are at most."""
+    return min(graph.index_top_k, max(cells, default=0)) * tokens * F32
+
+
+def _sparse(shape: Hyperparameters, graph: GraphShape, tokens: int, scores: int, picked: int, flash: bool) -> int:
+    """DeepSeek sparse attention: what the indexer scores and picks, or the attention behind it."""
+    per_head = max(shape.n_head) * tokens * F32
+    queries, results = per_head * shape.head_k, per_head * shape.head_v
+    # Queries in their own size and in that of the latent keys leave a place, which the indexer's queries take and
+    # then the mask.
+    place = per_head * (shape.head_k_mla + shape.head_k)
+    indexed = graph.index_heads * graph.index_width * tokens * F32
+    indexer = max(place, indexed) + queries + scores + (picked if picked > place else 0)
+    if flash:
+        fits = place - scores >= results
+        return max(indexer, place + queries if fits else max(place, scores) + queries + results)
+    return max(indexer, max(place, 2 * indexed) + queries + max(shape.n_head) * scores)
 
 
 def _compressed(shape: Hyperparameters, tokens: int, cells: Sequence[int], hidden: int, flash: bool) -> int:

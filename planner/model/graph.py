@@ -14,11 +14,24 @@ from planner.model.hyperparameters import Hyperparameters, Keys
 
 RecurrenceKind = Literal["mamba", "delta", "kda", "rwkv6", "rwkv7"]
 
-_BESIDE = {"command-r": 1, "cohere2": 1, "cohere2moe": 1, "plamo": 1, "gemma3n": 5}
+_BESIDE = {"command-r": 1, "cohere2": 1, "cohere2moe": 1, "plamo": 1, "phi2": 1, "gemma3n": 5}
 _UNGATED = (
     "arcee bert bloom codeshell falcon gpt2 gptneox jais2 jina-bert-v2 jina-bert-v3 mpt nemotron nemotron_h "
-    "nemotron_h_moe phi2 pockettts rwkv6 rwkv7 starcoder starcoder2 nomic-bert-moe"
+    "nemotron_h_moe phi2 plm pockettts rwkv6 rwkv7 starcoder starcoder2 nomic-bert-moe"
 ).split()
+_FUSED = "bloom falcon gpt2 gptneox jais mpt openelm plamo2 plamo3 qwen starcoder".split()
+"""Queries, keys and values come out of one multiplication, and stay alive together."""
+_HALVED = ("qwen",)
+"""Their feed-forward is half as wide as the metadata say."""
+_EXPERTS_AS_WIDE = (
+    "arctic dbrx granite granite_swa granitehybrid granitemoe hunyuan-moe jamba llama minicpm minimax-01 minimax-m2 "
+    "mistral3 nomic-bert-moe olmoe phimoe"
+).split()
+"""Their experts are as wide as the feed-forward, whatever `expert_feed_forward_length` says."""
+_NO_EXPERTS = ("ernie4_5", "paddleocr", "refact")
+"""They have none, whatever the metadata say."""
+_SHARED_FITS = ("bailingmoe", "granite", "granitemoe", "hunyuan-moe", "hy_v3", "qwen2moe")
+"""Their shared expert's input lies where others have a gap."""
 _DELTA_NET = ("qwen3next", "qwen35", "qwen35moe", "qwen4exp")
 """Their attention layers have gated queries, too."""
 _MAMBA2 = ("mamba2", "falcon-h1", "granitehybrid", "plamo2", "nemotron_h", "nemotron_h_moe")
@@ -60,9 +73,17 @@ class GraphShape:
     dense_layers: int = 0
     """Layers before the first with experts, which have a plain feed-forward."""
     shared_expert: bool = False
-    """Whether an expert that sees every token runs beside the chosen ones."""
+    """Whether an expert that sees every token keeps a hidden state beside the chosen ones."""
     gated: bool = True
     """Whether the feed-forward multiplies two projections; else it has one."""
+    width: int = 0
+    """Of the feed-forward."""
+    expert_width: int = 0
+    """Of one expert; 0 where there are none."""
+    fused: bool = False
+    """Whether queries, keys and values are one tensor."""
+    alternates: bool = False
+    """Whether dense layers and those with experts take turns."""
     beside: int = 0
     """Hidden states that stay alive beside the feed-forward: one where attention starts from the same state."""
     mixed: bool = True
@@ -89,10 +110,17 @@ def read_graph(keys: Keys, shape: Hyperparameters) -> GraphShape:
     return GraphShape(
         architecture=architecture,
         dense_layers=0 if architecture == "bailingmoe" else _optional(keys, "leading_dense_block_count"),
-        shared_expert=_optional(keys, "expert_shared_count") > 0
-        or _optional(keys, "expert_shared_feed_forward_length") > 0
-        or architecture == "llama4",
+        shared_expert=architecture not in _SHARED_FITS
+        and (
+            _optional(keys, "expert_shared_count") > 0
+            or _optional(keys, "expert_shared_feed_forward_length") > 0
+            or architecture == "llama4"
+        ),
         gated=architecture not in _UNGATED,
+        width=max(shape.n_ff) // (1 + (architecture in _HALVED)),
+        expert_width=_expert_width(architecture, shape),
+        fused=architecture in _FUSED,
+        alternates=_optional(keys, "interleave_moe_layer_step") > 1,
         beside=_BESIDE.get(architecture, 0),
         mixed=architecture not in _UNMIXED,
         gated_attention=architecture in _DELTA_NET,
@@ -110,6 +138,12 @@ def _optional(keys: Keys, key: str) -> int:
         return keys.largest(key)
     except ModelError:
         return 0
+
+
+def _expert_width(architecture: str, shape: Hyperparameters) -> int:
+    if not shape.n_expert or architecture in _NO_EXPERTS:
+        return 0
+    return max(shape.n_ff) if architecture in _EXPERTS_AS_WIDE else shape.n_ff_exp or max(shape.n_ff)
 
 
 def _per_layer_input(keys: Keys, shape: Hyperparameters) -> int:

@@ -169,6 +169,7 @@ def test_more_rows_of_logits_make_larger_logits_and_nothing_else() -> None:
     shape, layout = LLAMA_3_8B.hyperparameters, LLAMA_3_8B.layout
     context = resolve_context(ONE_SLOT, shape.n_ctx_train)
     caches = kv_caches(layout, ONE_SLOT, context)
-    few, many = (graph_sizes(shape, layout, ONE_SLOT, context, caches, outputs=rows) for rows in (1, 512))
+    graph = LLAMA_3_8B.graph
+    few, many = (graph_sizes(shape, layout, ONE_SLOT, context, caches, graph=graph, outputs=rows) for rows in (1, 512))
     assert many.logits == 512 * few.logits
     assert (many.mask, many.attention, many.feed_forward) == (few.mask, few.attention, few.feed_forward)

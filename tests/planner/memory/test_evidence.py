@@ -192,7 +192,7 @@ def test_a_context_that_guesses_ahead_has_buffers_of_its_own() -> None:
     model = MODELS["qwen3.8-27b-mtp"]
     launch = Launch(ctx_size=8192, ubatch_size=2048, spec_type="draft-mtp", spec_draft_n_max=2)
     shape, context = model.hyperparameters, resolve_context(launch, 262_144)
-    parts = plan_draft(shape, model.layout, launch, context, place(shape.n_layer_all, launch, ONE_CARD))
+    parts = plan_draft(shape, model.layout, model.graph, launch, context, place(shape.n_layer_all, launch, ONE_CARD))
     assert {part.component for part in parts} == {"draft"}
     sizes = {part.buffer: part for part in parts}
     assert sizes["MTP KV"].reserved_bytes == 32 * MIB
