@@ -229,7 +229,7 @@ def graph_sizes(
         queries=max(shape.n_head) * max(shape.head_k, shape.head_k_swa) * tokens * F32,
         gap=_gap(shape, graph) * tokens * F32,
         attention=_attention(family, shape, graph, launch, context, tokens, cells, flash)
-        + _copies(family, shape, launch, context, masked, flash),
+        + _copies(family, shape, graph, launch, context, masked, flash),
         logits=shape.n_vocab * outputs * F32 + pooled,
         rotation=_rotation(shape, launch, len(caches)),
         index=0 if flash or shape.is_mla or family == "compressed" else _value_index(shape, tokens, len(masked)),
@@ -384,6 +384,7 @@ def _attention(
 def _copies(
     family: str,
     shape: Hyperparameters,
+    graph: GraphShape,
     launch: Launch,
     context: ResolvedContext,
     caches: tuple[KvCache, ...],
@@ -392,8 +393,16 @@ def _copies(
     """Copies of one layer's cache (`build_attn_mha`): F32 as F16 for flash attention, latent values without."""
     if flash:
         keys, values = launch.cache_type_k == "f32", launch.cache_type_v == "f32"
-        return _converted(caches, keys, values) if family != "blocks" else 0
+        copied = _converted(caches, keys, values) if family != "blocks" else 0
+        return copied + _wide_queries(shape, graph, context) if copied else 0
     return _latent_values(shape, launch, context, caches) if shape.is_mla else 0
+
+
+def _wide_queries(shape: Hyperparameters, graph: GraphShape, context: ResolvedContext) -> int:
+    """Queries and results wider than a hidden state find no place beside the copies, nor do gates of that size."""
+    width = max(shape.n_head) * max(shape.head_k, shape.head_k_swa)
+    tokens = pad(min(context.n_ctx, context.n_ubatch), context.n_seq_max)
+    return (2 + 2 * graph.gated_attention) * width * tokens * F32 if width > shape.n_embd else 0
 
 
 def _converted(caches: tuple[KvCache, ...], keys: bool, values: bool) -> int:
