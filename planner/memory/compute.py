@@ -49,18 +49,18 @@ RANGES: Mapping[str, Slack] = {
     "scores": Slack(0.02, 2.1, 0.02, 3.1),
     # Latent queries and values come in several sizes, and leave gaps of these sizes.
     "latent": Slack(0.05, 4.1, 0.05, 4.1),
-    # Indexers (DeepSeek-V3.2, GLM-5): fitted to two full-size models; quantised caches score with more copies.
-    "sparse": Slack(0.2, 4, 0.5, 8),
+    # Indexers (DeepSeek-V3.2, GLM-5): which of their tensors find a place depends on the context.
+    "sparse": Slack(0.12, 4, 0.15, 6),
     # MiniMax-M3: fitted to one full-size model; several streams share what they score with.
     "blocks": Slack(0.45, 4, 0.12, 6),
     # DeepSeek-V4: fitted to one full-size model.
     "compressed": Slack(0.2, 4, 0.5, 8),
     # Qwen4 and GLM-5-Next: fitted to small models alone.
     "pooled": Slack(0.6, 4, 1.2, 8),
-    # States of several sequences are alive more than once where the ubatch is small.
+    # What finds a place that another tensor left depends on the sequences.
     "recurrent": Slack(0.05, 2.1, 0.1, 3.1),
-    # The same beside attention; Kimi's delta attention is not modelled.
-    "hybrid": Slack(0.05, 3.1, 0.1, 6.1),
+    # The same beside attention.
+    "hybrid": Slack(0.05, 3.1, 0.1, 5.1),
     # The second graph of a launch that guesses ahead: known from one public log.
     "draft": Slack(0.6, 0, 0.6, 0),
     # Without a cache: diffusion models were compared, bert and its kin not.
@@ -73,6 +73,8 @@ _PLACED: Mapping[str, Slack] = {
     # Builds before tokens and embeddings could be mixed have two inputs less on the host, five in a pipeline.
     "host": Slack(0, 2, 0, 0),
     "pipeline": Slack(0, 8.1, 0, 1),
+    # A later device gets the same from all builds.
+    "later": Slack(0.02, 1, 0.02, 1),
     # Where a graph is cut, results are copied to the next device: how many depends on the layer.
     "partial": Slack(0.05, 2, 0.05, 3),
     # Tensors that were moved one by one cut it anywhere.
@@ -80,8 +82,8 @@ _PLACED: Mapping[str, Slack] = {
 }
 """What comes on top where a graph is spread over devices."""
 
-_SPREAD_RECURRENCE = 2
-"""Recurrences that may come on top: seen on a small Mamba-2 over two devices, and not explained."""
+_SCATTERED = ("blocks", "compressed", "pooled")
+"""Graphs of which it is not known what crosses between devices."""
 
 
 def plan_compute(
@@ -100,16 +102,19 @@ def plan_compute(
     """
     devices = tuple(dict.fromkeys(device for device in placement.layers if device != CPU_DEVICE))
     if not devices:
-        return [_compute(CPU_DEVICE, reserved, reserved.host_total, at_work.host_total, _host_reason(reserved))]
+        return [_compute(CPU_DEVICE, reserved, reserved.host_total(), at_work.host_total(), _host_reason(reserved))]
     role = _Role.of(placement, launch, devices, hardware)
     allocations = []
     for device in devices:
         size, used = (_device_size(sizes, device, placement, role) for sizes in (reserved, at_work))
         # Read in ggml-backend.cpp (op_offload) and not run: one matrix of the host at a time.
         lent = largest_matrix if role.on_host and kind_of_device(device) in ("cuda", "rocm") else 0
+        layers = _layers_on(device, reserved, placement)
+        # The same keys and values may be copied anew for each layer that reads them.
+        lent += len(layers) * reserved.fetched_by(layers) if layers else 0
         reason = _device_reason(reserved, role.pipelined)
         allocations.append(_compute(device, reserved, size, used, reason, role=role, above=lent))
-    size, used = (_host_size(sizes, role) for sizes in (reserved, at_work))
+    size, used = (_host_size(sizes, placement, role) for sizes in (reserved, at_work))
     reason = _host_reason(reserved) if role.layers_on_host else "attention masks and inputs, which the devices copy"
     allocations.append(_compute(CPU_DEVICE, reserved, size, used, reason, role=role))
     return allocations
@@ -143,12 +148,14 @@ class _Role:
         overridden = bool(placement.overrides) or not launch.kv_offload
         return cls(devices, on_host, moved, overridden, several, several and whole and launch.kv_offload)
 
-    def slack(self, device: str) -> Slack | None:
+    def slack(self, device: str, sizes: GraphSizes) -> Slack | None:
         """What the spread adds to the range of this device; None where there is but one that computes."""
         if self.overridden:
             return _PLACED["moved"]
+        if (sizes.family in _SCATTERED or sizes.reused) and (self.several or self.layers_on_host):
+            return _PLACED["moved"]
         if self.pipelined:
-            return _PLACED["pipeline"]
+            return _PLACED["pipeline" if device in (CPU_DEVICE, self.devices[0]) else "later"]
         if self.layers_on_host or self.several:
             return _PLACED["partial"]
         return _PLACED["host"] if device == CPU_DEVICE else None
@@ -160,30 +167,36 @@ class _Role:
 
 
 def _device_size(sizes: GraphSizes, device: str, placement: Placement, role: _Role) -> int:
-    if device not in placement.layers[:-1]:
+    layers = _layers_on(device, sizes, placement)
+    if not layers:
         # The output alone: a few rows and their logits.
         return sizes.logits + 2 * sizes.hidden * sizes.outputs // sizes.tokens
-    layers = [layer for layer, other in enumerate(placement.layers[:-1]) if other == device]
-    shared = sizes.shared_on(layers) + sizes.picked_by(layers)
-    peak = _device_peak(sizes, device, layers, placement)
+    shared, picked = sizes.shared_on(layers), sizes.picked_by(layers)
+    peak = _device_peak(sizes, device, layers, placement) + picked
     if role.pipelined:
-        return _PIPELINE_COPIES * shared + _pipeline_states(sizes, device, placement, role) + peak
+        arriving, states = _pipeline_states(sizes, device, layers, placement, role)
+        return _PIPELINE_COPIES * (shared + arriving + sizes.fetched_by(layers)) + states + peak
     if role.matrices_on_host and not role.layers_on_host:
         attention = sizes.attention + sizes.copies(kind_of_device(device))
-        return shared + sizes.further + max(5 * sizes.hidden, 3 * sizes.hidden + attention)
+        return shared + picked + sizes.further + max(5 * sizes.hidden, 3 * sizes.hidden + attention)
     if role.layers_on_host:
         first = device == role.devices[0]
         states = 2 + sizes.leaves_gap(first)
         gap = sizes.gap if first and sizes.family == "experts" else 0
-        return shared + sizes.further + states * sizes.hidden + peak + gap
+        return shared + sizes.further + states * sizes.hidden + peak + gap + sizes.fetched_by(layers)
     states = sizes.states - (len(role.devices) > 1 or placement.output == CPU_DEVICE)
     return shared + sizes.further + states * sizes.hidden + peak
+
+
+def _layers_on(device: str, sizes: GraphSizes, placement: Placement) -> list[int]:
+    """The layers of the trunk that this device computes."""
+    return [layer for layer, other in enumerate(placement.layers[: sizes.layers]) if other == device]
 
 
 def _device_peak(sizes: GraphSizes, device: str, layers: Sequence[int], placement: Placement) -> int:
     """The highest of the moments on this device."""
     # The last layer computes its feed-forward for the rows of the output alone.
-    last = layers == [len(placement.layers) - 2] and sizes.family != "draft"
+    last = layers == [sizes.layers - 1] and sizes.family != "draft"
     found = sizes.convolved if sizes.convolved <= 2 * sizes.hidden and len(set(placement.layers)) == 1 else 0
     return max(
         2 * max(sizes.hidden, sizes.queries) if last else sizes.feed_forward_on(layers),
@@ -193,26 +206,32 @@ def _device_peak(sizes: GraphSizes, device: str, layers: Sequence[int], placemen
     )
 
 
-def _pipeline_states(sizes: GraphSizes, device: str, placement: Placement, role: _Role) -> int:
-    """Hidden states and what is like them: what arrives from another device has four places, all kept."""
+def _pipeline_states(
+    sizes: GraphSizes, device: str, layers: Sequence[int], placement: Placement, role: _Role
+) -> tuple[int, int]:
+    """What arrives from another device, which has four places, all kept; and the hidden states beside the peak."""
     first = device == role.devices[0]
     # The layers at which the first device hands over, or this one takes over.
-    cut = [placement.layers.index(other) for other in role.devices[1:2]] if first else [placement.layers.index(device)]
+    cut = [placement.layers.index(other) for other in role.devices[1:2]] if first else [layers[0]]
     crossing = sizes.crossing if sizes.crossing and not sizes.crossing.layers.isdisjoint(cut) else None
+    spared = crossing.spared if crossing else 0
     if first:
-        arriving = (1 + 2 * sizes.mixed) * sizes.hidden + (crossing.back if crossing else 0)
-        states = sizes.states * sizes.hidden
-    else:
-        arriving = sizes.streams * sizes.hidden + (crossing.onward if crossing else 0)
-        states = _LATER_STATES * sizes.hidden
-    return _PIPELINE_COPIES * (arriving + sizes.further) + states - (crossing.spared if crossing else 0)
+        # Tokens and embeddings are joined on the device, unless several streams are made of them first.
+        states = 2 + 2 * sizes.streams if sizes.streams > 1 and sizes.mixed else 1 + 2 * sizes.mixed
+        arriving = states * sizes.hidden + (crossing.back if crossing else 0) + sizes.further
+        return arriving, sizes.states * sizes.hidden - spared
+    # Every layer gets its own view of the further embeddings.
+    views = sizes.further * len(layers) // sizes.layers
+    streams = 2 + 2 * sizes.streams if sizes.streams > 1 and sizes.mixed else sizes.streams
+    arriving = streams * sizes.hidden + (crossing.onward if crossing else 0) + views
+    return arriving, _LATER_STATES * sizes.hidden - spared
 
 
-def _host_size(sizes: GraphSizes, role: _Role) -> int:
+def _host_size(sizes: GraphSizes, placement: Placement, role: _Role) -> int:
     if role.pipelined:
         return sizes.host_inputs(_PIPELINE_COPIES)
     if role.layers_on_host:
-        return sizes.host_total
+        return sizes.host_total(_layers_on(CPU_DEVICE, sizes, placement))
     if role.matrices_on_host:
         return (
             sizes.inputs
@@ -238,11 +257,12 @@ def _compute(
     hidden = sizes.hidden
     low = size * (1 - slack.below) - slack.states_below * hidden
     high = size * (1 + slack.above) + slack.states_above * hidden
-    further = role.slack(device) if role else None
+    further = role.slack(device, sizes) if role else None
     if further:
         low -= further.below * size + further.states_below * hidden
         high += further.above * size + further.states_above * hidden
-        high += _SPREAD_RECURRENCE * sizes.recurrence
+        # Seen on a small Mamba-2 whose tensors were moved one by one.
+        high += 2 * sizes.recurrence if role and role.overridden else 0
     if sizes.short and not passes_on:
         # Where every mask is needed by one layer alone, what comes later takes its place.
         low -= max(sizes.mask, sizes.feed_forward)

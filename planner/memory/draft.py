@@ -66,4 +66,4 @@ def _own(launch: Launch) -> Launch:
 
 def _one_layer(sizes: GraphSizes) -> GraphSizes:
     """In a graph of one layer nothing needs the masks behind the attention: the feed-forward takes their place."""
-    return replace(sizes, family="draft", mask=0, feed_forward=max(sizes.feed_forward, sizes.mask))
+    return replace(sizes, family="draft", layers=1, mask=0, feed_forward=max(sizes.feed_forward, sizes.mask))

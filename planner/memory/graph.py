@@ -71,10 +71,16 @@ class GraphSizes:
     """Whether tokens and embeddings both are inputs: two on the host, of which three states reach a device."""
     feed_forward: int
     """Peak inside the feed-forward."""
+    dense: int = 0
+    """The same of the layers without experts."""
     experts: int = 0
     """The same of the layers with experts."""
     dense_layers: int = 0
     """Layers before the first with experts."""
+    layers: int = 0
+    """Of the trunk."""
+    reused: tuple[tuple[int, int], ...] = ()
+    """Layers whose keys and values later layers read (Gemma 3n and 4), and the bytes of those."""
     picked: int = 0
     """What every layer of a sparse attention opens in its mask, from the beginning until it is computed."""
     streams: int = 1
@@ -122,16 +128,32 @@ class GraphSizes:
             return first or self.family == "recurrent"
         return self.experts > 0 and (first or self.family == "hybrid")
 
-    @property
-    def host_total(self) -> int:
-        """The buffer of a host that computes everything: inputs, hidden states, the highest of three peaks."""
+    def fetched_by(self, layers: Sequence[int]) -> int:
+        """Keys and values that the last of these layers read, and that lie on another device."""
+        if not self.reused or layers[-1] <= max(layer for layer, _ in self.reused):
+            return 0
+        return sum(size for layer, size in self.reused if layer not in layers)
+
+    def host_total(self, layers: Sequence[int] = ()) -> int:
+        """The buffer of a host that computes these layers, or everything: inputs, hidden states, the highest of
+        three peaks.
+        """
         base = self.shared + (self.states + 1) * self.hidden
         # The masks, the rotation and three hidden states beside them are free when the logits are computed:
         # logits that fit into their place cost nothing. So are the embeddings that every layer gets.
         logits = self.logits if self.logits > self.mask + self.rotation + 3 * self.hidden else 0
-        attention = self.attention + self.picked_by(())
-        feed_forward = self.feed_forward + max(0, self.picked_by(()) - (1 + self.dense_layers) * self.picked)
+        picked = self.picked_by(layers)
+        attention = self.attention + picked if not layers or self.attends_on(layers) else 0
+        feed_forward = self._feed_forward_of_few(layers) + max(0, picked - (1 + self.dense_layers) * self.picked)
         return base + max(max(feed_forward, self.recurrence, attention) + self.further, logits)
+
+    def _feed_forward_of_few(self, layers: Sequence[int]) -> int:
+        """Of two layers that use a mask each, the first leaves its mask's place to the experts' projections."""
+        projection = self.experts // 3
+        if not self.short or len(self.masks) < 2 or not projection:
+            return self.feed_forward_on(layers)
+        place = max((mask for mask, users in self.masks if 0 in users), default=0)
+        return max(2 * self.hidden, self.feed_forward - min(3, place // projection) * projection)
 
     def host_inputs(self, copies: int = 1) -> int:
         """The buffer of a host that computes nothing: so many copies of each input, and what it looks up."""
@@ -147,8 +169,12 @@ class GraphSizes:
 
     def feed_forward_on(self, layers: Sequence[int]) -> int:
         """The feed-forward on a device of these layers, some of which may be dense in front of experts."""
-        behind = self.experts and self.dense_layers and layers[0] >= self.dense_layers
-        return self.experts if behind else self.feed_forward
+        if self.experts and self.dense_layers and layers:
+            if layers[0] >= self.dense_layers:
+                return self.experts
+            if layers[-1] < self.dense_layers:
+                return self.dense
+        return self.feed_forward
 
     def attends_on(self, layers: Collection[int]) -> bool:
         """Whether a device of these layers computes attention."""
@@ -219,8 +245,11 @@ def graph_sizes(
         states=2 if family == "compressed" else 3 + graph.mixed,
         mixed=graph.mixed,
         feed_forward=_feed_forward(shape, graph, launch, tokens, last, bool(caches)) + beside,
+        dense=_dense(shape, graph, launch, bool(caches)) * tokens * F32 + beside,
         experts=_experts(shape, graph) * tokens + beside if graph.expert_width else 0,
         dense_layers=graph.dense_layers,
+        layers=shape.n_layer,
+        reused=_reused(graph, masked),
         picked=_picked(graph, tokens, cells) if family == "sparse" else 0,
         streams=graph.hyper_connections,
         recurrence=recurrence,
@@ -318,6 +347,14 @@ def _crossing(layout: MemoryLayout, graph: GraphShape, tokens: int, hidden: int)
     )
 
 
+def _reused(graph: GraphShape, caches: tuple[KvCache, ...]) -> tuple[tuple[int, int], ...]:
+    if not graph.per_layer_input:
+        return ()
+    return tuple(
+        (cache.layout.layers[-1], (cache.k_bytes + cache.v_bytes) // len(cache.layout.layers)) for cache in caches
+    )
+
+
 def _mask_users(shape: Hyperparameters, layout: MemoryLayout, caches: tuple[KvCache, ...]) -> list[frozenset[int]]:
     """The layers that use the mask of each cache; those of no cache share another's, unless the model has states."""
     users = [frozenset(cache.layout.layers) for cache in caches]
@@ -394,7 +431,7 @@ def _copies(
     if flash:
         keys, values = launch.cache_type_k == "f32", launch.cache_type_v == "f32"
         copied = _converted(caches, keys, values) if family != "blocks" else 0
-        return copied + _wide_queries(shape, graph, context) if copied else 0
+        return copied + _wide_queries(shape, graph, context) if copied and not shape.is_mla else copied
     return _latent_values(shape, launch, context, caches) if shape.is_mla else 0
 
 

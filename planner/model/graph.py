@@ -23,6 +23,7 @@ _FUSED = "bloom falcon gpt2 gptneox jais mpt openelm plamo2 plamo3 qwen starcode
 """Queries, keys and values come out of one multiplication, and stay alive together."""
 _HALVED = ("qwen",)
 """Their feed-forward is half as wide as the metadata say."""
+_NO_FEED_FORWARD = ("mamba", "mamba2")
 _EXPERTS_AS_WIDE = (
     "arctic dbrx granite granite_swa granitehybrid granitemoe hunyuan-moe jamba llama minicpm minimax-01 minimax-m2 "
     "mistral3 nomic-bert-moe olmoe phimoe"
@@ -97,7 +98,7 @@ class GraphShape:
     index_top_k: int = 0
     """Tokens that it picks."""
     hyper_connections: int = 1
-    """Parallel copies of the hidden state."""
+    """Parallel copies of the hidden state (Gemma 3n has four, whatever the file says)."""
     per_layer_input: int = 0
     """Elements of the further embeddings that every layer gets (Gemma 3n and 4), of all layers."""
     recurrence: Recurrence | None = None
@@ -117,7 +118,7 @@ def read_graph(keys: Keys, shape: Hyperparameters) -> GraphShape:
             or architecture == "llama4"
         ),
         gated=architecture not in _UNGATED,
-        width=max(shape.n_ff) // (1 + (architecture in _HALVED)),
+        width=0 if architecture in _NO_FEED_FORWARD else max(shape.n_ff) // (1 + (architecture in _HALVED)),
         expert_width=_expert_width(architecture, shape),
         fused=architecture in _FUSED,
         alternates=_optional(keys, "interleave_moe_layer_step") > 1,
@@ -127,7 +128,7 @@ def read_graph(keys: Keys, shape: Hyperparameters) -> GraphShape:
         index_heads=_optional(keys, "attention.indexer.head_count"),
         index_width=_optional(keys, "attention.indexer.key_length"),
         index_top_k=_optional(keys, "attention.indexer.top_k"),
-        hyper_connections=_optional(keys, "hyper_connection.count") or 1,
+        hyper_connections=_optional(keys, "hyper_connection.count") or (4 if architecture == "gemma3n" else 1),
         per_layer_input=_per_layer_input(keys, shape),
         recurrence=_recurrence(keys, shape),
     )
