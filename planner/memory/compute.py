@@ -77,11 +77,16 @@ _PLACED: Mapping[str, Slack] = {
     "later": Slack(0.02, 1, 0.02, 1),
     # Where a graph is cut, results are copied to the next device: how many depends on the layer.
     "partial": Slack(0.05, 2, 0.05, 3),
+    # With the host's weights: one matrix at a time, seldom three.
+    "borrower": Slack(0.05, 4, 0.05, 4),
     # Tensors that were moved one by one cut it anywhere.
     "moved": Slack(0.6, 6, 0.4, 8),
 }
 """What comes on top where a graph is spread over devices."""
 
+_BORROWING = ("cuda", "rocm", "vulkan", "sycl")
+"""Back ends with `offload_op`. Metal has it, too, and reads the host's memory as it is."""
+_LEAST_BORROWING = 32
 _SCATTERED = ("blocks", "compressed", "pooled")
 """Graphs of which it is not known what crosses between devices."""
 
@@ -97,8 +102,8 @@ def plan_compute(
 ) -> list[Allocation]:
     """One compute buffer per device that computes: reserved for the whole context, in memory as far as used.
 
-    `hardware` tells which devices the launch uses, layers or not. `largest_matrix` are the bytes of
-    the largest weight of a layer, which CUDA copies to the card where it lies on the host.
+    `hardware` tells which devices the launch uses, layers or not. `largest_matrix` are the bytes of the largest
+    weight of a layer, which a card borrows where it lies on the host.
     """
     devices = tuple(dict.fromkeys(device for device in placement.layers if device != CPU_DEVICE))
     if not devices:
@@ -107,15 +112,19 @@ def plan_compute(
     allocations = []
     for device in devices:
         size, used = (_device_size(sizes, device, placement, role) for sizes in (reserved, at_work))
-        # Read in ggml-backend.cpp (op_offload) and not run: one matrix of the host at a time.
-        lent = largest_matrix if role.on_host and kind_of_device(device) in ("cuda", "rocm") else 0
         layers = _layers_on(device, reserved, placement)
         # The same keys and values may be copied anew for each layer that reads them.
-        lent += len(layers) * reserved.fetched_by(layers) if layers else 0
+        above = len(layers) * reserved.fetched_by(layers) if layers else 0
+        if device == role.borrower:
+            size, used = (_borrower_size(sizes, device, largest_matrix) for sizes in (reserved, at_work))
+            above = 2 * largest_matrix
         reason = _device_reason(reserved, role.pipelined)
-        allocations.append(_compute(device, reserved, size, used, reason, role=role, above=lent))
+        if device == role.borrower and largest_matrix:
+            reason += f", beside the feed-forward {format_mib(largest_matrix)} MiB of a matrix that lies on the host"
+        allocations.append(_compute(device, reserved, size, used, reason, role=role, above=above))
     size, used = (_host_size(sizes, placement, role) for sizes in (reserved, at_work))
-    reason = _host_reason(reserved) if role.layers_on_host else "attention masks and inputs, which the devices copy"
+    computes = role.layers_on_host and not role.borrower
+    reason = _host_reason(reserved) if computes else "attention masks and inputs, which the devices copy"
     allocations.append(_compute(CPU_DEVICE, reserved, size, used, reason, role=role))
     return allocations
 
@@ -132,6 +141,8 @@ class _Role:
     """Whether tensors were moved one by one, or caches away from their layers."""
     several: bool
     pipelined: bool
+    borrower: str = ""
+    """The device that computes with the host's weights, one matrix at a time (`op_offload`, 32 tokens or more)."""
 
     @classmethod
     def of(cls, placement: Placement, launch: Launch, devices: tuple[str, ...], hardware: Hardware | None) -> _Role:
@@ -146,12 +157,16 @@ class _Role:
             for name in ("ffn_up", "ffn_up_exps")
         )
         overridden = bool(placement.overrides) or not launch.kv_offload
-        return cls(devices, on_host, moved, overridden, several, several and whole and launch.kv_offload)
+        borrows = (on_host or moved) and kind_of_device(devices[0]) in _BORROWING
+        borrower = devices[0] if borrows and min(launch.ubatch_size, launch.batch_size) >= _LEAST_BORROWING else ""
+        return cls(devices, on_host, moved, overridden, several, several and whole and launch.kv_offload, borrower)
 
     def slack(self, device: str, sizes: GraphSizes) -> Slack | None:
         """What the spread adds to the range of this device; None where there is but one that computes."""
         if self.overridden:
             return _PLACED["moved"]
+        if device == self.borrower:
+            return _PLACED["borrower"]
         if (sizes.family in _SCATTERED or sizes.reused) and (self.several or self.layers_on_host):
             return _PLACED["moved"]
         if self.pipelined:
@@ -186,6 +201,13 @@ def _device_size(sizes: GraphSizes, device: str, placement: Placement, role: _Ro
         return shared + sizes.further + states * sizes.hidden + peak + gap + sizes.fetched_by(layers)
     states = sizes.states - (len(role.devices) > 1 or placement.output == CPU_DEVICE)
     return shared + sizes.further + states * sizes.hidden + peak
+
+
+def _borrower_size(sizes: GraphSizes, device: str, matrix: int) -> int:
+    """A device that computes all layers as if they were its own, but borrows matrices for the feed-forward."""
+    attention = sizes.attention + sizes.copies(kind_of_device(device)) + sizes.picked_by(())
+    peak = max(max(sizes.feed_forward, sizes.recurrence) + matrix, attention, sizes.logits)
+    return sizes.shared + sizes.further + sizes.states * sizes.hidden + peak
 
 
 def _layers_on(device: str, sizes: GraphSizes, placement: Placement) -> list[int]:
@@ -230,6 +252,8 @@ def _pipeline_states(
 def _host_size(sizes: GraphSizes, placement: Placement, role: _Role) -> int:
     if role.pipelined:
         return sizes.host_inputs(_PIPELINE_COPIES)
+    if role.borrower:
+        return sizes.host_inputs()
     if role.layers_on_host:
         return sizes.host_total(_layers_on(CPU_DEVICE, sizes, placement))
     if role.matrices_on_host:
@@ -252,7 +276,7 @@ def _compute(
     role: _Role | None = None,
     above: int = 0,
 ) -> Allocation:
-    passes_on = role is not None and device == CPU_DEVICE and not role.on_host
+    passes_on = role is not None and device == CPU_DEVICE and (not role.on_host or role.borrower != "")
     slack = _PASSED_ON if passes_on else RANGES[sizes.family]
     hidden = sizes.hidden
     low = size * (1 - slack.below) - slack.states_below * hidden

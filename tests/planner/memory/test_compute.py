@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,14 @@ def test_scores_are_what_flash_attention_saves() -> None:
 def test_a_device_that_gets_its_layers_from_the_host() -> None:
     launch = Launch(ctx_size=8192, parallel=1, n_gpu_layers=20)
     assert sizes_of(launch, "RPC0") == pytest.approx({"RPC0": 108, "CPU": 132}, abs=0.2)
+
+
+def test_cards_borrow_the_weights_that_lie_on_the_host() -> None:
+    """With `op_offload` the host looks up and passes on, and the card has room for the largest matrix."""
+    launch = Launch(ctx_size=8192, parallel=1, flash_attn="on", n_gpu_layers=20)
+    assert sizes_of(launch, "CUDA0") == pytest.approx({"CUDA0": 124, "CPU": 40}, abs=0.03)
+    few = replace(launch, ubatch_size=31)
+    assert sizes_of(few, "CUDA0")["CPU"] == sizes_of(few, "RPC0")["CPU"]
 
 
 def test_a_pipeline_keeps_four_copies_of_its_inputs() -> None:
