@@ -70,4 +70,4 @@ def _one_layer(sizes: GraphSizes) -> GraphSizes:
     """A graph of one layer, which computes its feed-forward for every token. Two hidden states stay beside it, as a
     public log of Qwen3.8-27B says (b9849): 520.06 MiB are 32 of a mask, 2 x 40 and 3 x 136.
     """
-    return replace(sizes, family="draft", layers=1, states=2, masks=())
+    return replace(sizes, family="draft", layers=1, states=2, masks=(), picked=0)
