@@ -1,7 +1,7 @@
 """The tensors of a graph that decide its compute buffer, in closed form.
 
-One small function for each moment at which a buffer can be fullest: attention, latent attention, indexer,
-feed-forward, experts, recurrence, logits. What is written as a number of hidden states was read off buffers
+One small function for each moment at which a buffer can be fullest: attention (`attention.py`), feed-forward,
+experts, recurrence (`recurrence.py`), logits. What is written as a number of hidden states was read off buffers
 that llama.cpp reserved for full-size models.
 
 Source: `src/llama-graph.cpp`, `src/models/*.cpp`; `src/llama-context.cpp` (`sched_reserve`, `graph_reserve`).
@@ -13,25 +13,26 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from planner.launch import Launch, ResolvedContext
+from planner.memory.attention import (
+    F16,
+    POOLED_SCORES,
+    ROTATION_MULTIPLE,
+    as_f16,
+    attention_peak,
+    copied_caches,
+    is_rotated,
+    picked_tokens,
+)
 from planner.memory.kv import F32, KvCache, flash_attention
 from planner.memory.recurrence import recurrent_elements
-from planner.model.ggml_types import type_named
 from planner.model.graph import GraphShape
 from planner.model.hyperparameters import Hyperparameters
 from planner.model.layout import MemoryLayout
 from planner.units import pad
 
-F16 = 2
-
-_ROTATION_MULTIPLE = 64
-"""Heads of whole multiples of this many elements are rotated (Hadamard) before they are quantised."""
 _FEW_LAYERS = 2
 _HALVES = "f16", "f32"
 """Cache types that CUDA need not convert: F16, and F32, which every graph does."""
-_POOLED_SCORES = {"qwen4exp": 6.0, "glm5-next": 3.6}
-"""Scores of an indexer over pools of tokens alive at once, per sequence: of one F32 mask each."""
-_COMPRESSED_STATES = 27
-"""Hidden states inside DeepSeek-V4's attention, with its hyper-connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +118,8 @@ class GraphSizes:
         converts what is not F16 (F32 is converted for every back end), Metal reserves them for any type.
         """
         if kind in ("cuda", "rocm"):
-            return _converted(self.caches, *(name not in _HALVES for name in self.cache_types))
-        return _converted(self.caches, keys=True, values=True) if kind == "metal" else 0
+            return as_f16(self.caches, *(name not in _HALVES for name in self.cache_types))
+        return as_f16(self.caches, keys=True, values=True) if kind == "metal" else 0
 
     def leaves_gap(self, first: bool) -> bool:
         """Whether what a device gets from the host, or from another, leaves a gap of a hidden state there."""
@@ -250,15 +251,15 @@ def graph_sizes(
         dense_layers=graph.dense_layers,
         layers=shape.n_layer,
         reused=_reused(graph, masked),
-        picked=_picked(graph, tokens, cells) if family == "sparse" else 0,
+        picked=picked_tokens(graph, tokens, cells) if family == "sparse" else 0,
         streams=graph.hyper_connections,
         recurrence=recurrence,
         convolved=graph.recurrence.mixed * tokens * F32 if graph.recurrence else 0,
         crossing=_crossing(layout, graph, tokens, hidden),
         queries=max(shape.n_head) * max(shape.head_k, shape.head_k_swa) * tokens * F32,
         gap=_gap(shape, graph) * tokens * F32,
-        attention=_attention(family, shape, graph, launch, context, tokens, cells, flash)
-        + _copies(family, shape, graph, launch, context, masked, flash),
+        attention=attention_peak(family, shape, graph, launch, context, tokens, cells, flash)
+        + copied_caches(family, shape, graph, launch, context, masked, flash),
         logits=shape.n_vocab * outputs * F32 + pooled,
         rotation=_rotation(shape, launch, len(caches)),
         index=0 if flash or shape.is_mla or family == "compressed" else _value_index(shape, tokens, len(masked)),
@@ -271,7 +272,7 @@ def graph_sizes(
 
 def _family(shape: Hyperparameters, layout: MemoryLayout, graph: GraphShape, flash: bool) -> str:
     names = {cache.name for cache in layout.caches}
-    if graph.architecture in _POOLED_SCORES:
+    if graph.architecture in POOLED_SCORES:
         return "pooled"
     if "CSA KV" in names or "HCA KV" in names:
         return "compressed"
@@ -367,9 +368,9 @@ def _dense(shape: Hyperparameters, graph: GraphShape, launch: Launch, cached: bo
     that, attention itself is the peak.
     """
     width, hidden = graph.width, shape.n_embd
-    rotated = _is_rotated(launch.cache_type_k, shape.head_k)
+    rotated = is_rotated(launch.cache_type_k, shape.head_k)
     # Two hidden states next to each other are free, unless attention put them elsewhere.
-    apart = graph.fused or _is_rotated(launch.cache_type_v, shape.head_v)
+    apart = graph.fused or is_rotated(launch.cache_type_v, shape.head_v)
     finds_place = cached and width <= (hidden if apart else 2 * hidden)
     copies = 3 - finds_place if graph.gated else 1
     attention = (3 + rotated if graph.fused else 2) * hidden
@@ -391,146 +392,19 @@ def _experts(shape: Hyperparameters, graph: GraphShape) -> int:
     return (3 * shape.n_expert_used * width + beside + shared) * F32
 
 
-def _attention(
-    family: str,
-    shape: Hyperparameters,
-    graph: GraphShape,
-    launch: Launch,
-    context: ResolvedContext,
-    tokens: int,
-    cells: Sequence[int],
-    flash: bool,
-) -> int:
-    scores = max(cells, default=0) * tokens * F32
-    hidden = shape.n_embd * tokens * F32
-    if family == "pooled":
-        return int(_POOLED_SCORES[graph.architecture] * context.n_seq_max * scores)
-    if family == "compressed":
-        return _compressed(shape, tokens, cells, hidden, flash)
-    if family == "sparse":
-        return _sparse(shape, graph, tokens, scores, _picked(graph, tokens, cells), flash)
-    if family == "blocks" and flash and (context.n_seq_max == 1 or context.n_stream > 1):
-        # The mask as F32, and of every stream in turn the scores of each head of the indexer, twice.
-        queries = max(shape.n_head) * shape.head_k * tokens * F32
-        return scores + 2 * graph.index_heads * scores // context.n_stream + 2 * queries
-    if shape.is_mla:
-        return _latent(shape, tokens) + (0 if flash else max(shape.n_head) * scores)
-    return 0 if flash or not cells else _scores(shape, graph, launch, tokens, max(cells))
-
-
-def _copies(
-    family: str,
-    shape: Hyperparameters,
-    graph: GraphShape,
-    launch: Launch,
-    context: ResolvedContext,
-    caches: tuple[KvCache, ...],
-    flash: bool,
-) -> int:
-    """Copies of one layer's cache (`build_attn_mha`): F32 as F16 for flash attention, latent values without."""
-    if flash:
-        keys, values = launch.cache_type_k == "f32", launch.cache_type_v == "f32"
-        copied = _converted(caches, keys, values) if family != "blocks" else 0
-        return copied + _wide_queries(shape, graph, context) if copied and not shape.is_mla else copied
-    return _latent_values(shape, launch, context, caches) if shape.is_mla else 0
-
-
-def _wide_queries(shape: Hyperparameters, graph: GraphShape, context: ResolvedContext) -> int:
-    """Queries and results wider than a hidden state find no place beside the copies, nor do gates of that size."""
-    width = max(shape.n_head) * max(shape.head_k, shape.head_k_swa)
-    tokens = pad(min(context.n_ctx, context.n_ubatch), context.n_seq_max)
-    return (2 + 2 * graph.gated_attention) * width * tokens * F32 if width > shape.n_embd else 0
-
-
-def _converted(caches: tuple[KvCache, ...], keys: bool, values: bool) -> int:
-    """Bytes of the keys and values of one layer as F16, in the largest cache."""
-    if not (keys or values):
-        return 0
-    return F16 * max(
-        (
-            cache.cells
-            * cache.n_stream
-            * (keys * max(cache.layout.k_elements) + values * max(cache.layout.v_elements or cache.layout.k_elements))
-            for cache in caches
-            if cache.layout.layers
-        ),
-        default=0,
-    )
-
-
-def _latent(shape: Hyperparameters, tokens: int) -> int:
-    """MLA: queries in their own size, and twice in that of the latent keys; or with these the keys, for few heads."""
-    heads = max(shape.n_head)
-    queries = heads * (shape.head_k_mla + 2 * shape.head_k)
-    return max(queries, heads * (shape.head_v + shape.head_k) + shape.head_k) * tokens * F32
-
-
-def _latent_values(
-    shape: Hyperparameters, launch: Launch, context: ResolvedContext, caches: tuple[KvCache, ...]
-) -> int:
-    """Without flash attention the values, a view of the keys, are copied to be transposed: beyond what queries take."""
-    key_type = type_named(launch.cache_type_k)
-    row = shape.head_v * key_type.block_bytes // key_type.block_elements
-    copied = max((cache.cells * cache.n_stream for cache in caches), default=0) * row
-    tokens = pad(min(context.n_ctx, context.n_ubatch), context.n_seq_max)
-    return max(0, copied - max(shape.n_head) * tokens * F32 * (shape.head_k_mla + shape.head_k))
-
-
-def _picked(graph: GraphShape, tokens: int, cells: Sequence[int]) -> int:
-    """What a sparse layer picks: as many tokens as there are at most."""
-    return min(graph.index_top_k, max(cells, default=0)) * tokens * F32
-
-
-def _sparse(shape: Hyperparameters, graph: GraphShape, tokens: int, scores: int, picked: int, flash: bool) -> int:
-    """DeepSeek sparse attention: what the indexer scores and picks, or the attention behind it."""
-    per_head = max(shape.n_head) * tokens * F32
-    queries, results = per_head * shape.head_k, per_head * shape.head_v
-    # Queries in their own size and in that of the latent keys leave a place, which the indexer's queries take and
-    # then the mask.
-    place = per_head * (shape.head_k_mla + shape.head_k)
-    indexed = graph.index_heads * graph.index_width * tokens * F32
-    indexer = max(place, indexed) + queries + scores + (picked if picked > place else 0)
-    if flash:
-        fits = place - scores >= results
-        return max(indexer, place + queries if fits else max(place, scores) + queries + results)
-    return max(indexer, max(place, 2 * indexed) + queries + max(shape.n_head) * scores)
-
-
-def _compressed(shape: Hyperparameters, tokens: int, cells: Sequence[int], hidden: int, flash: bool) -> int:
-    """DeepSeek-V4: the window and the compressed tokens at once, and what its indexer scores."""
-    states = _COMPRESSED_STATES * hidden
-    if not flash:
-        return states - 5 * hidden + max(shape.n_head) * tokens * F32 * (cells[0] + max(cells[1:], default=0))
-    return states + 2 * cells[-1] * tokens * F32
-
-
-def _scores(shape: Hyperparameters, graph: GraphShape, launch: Launch, tokens: int, cells: int) -> int:
-    heads = max(shape.n_head)
-    scores = heads * tokens * cells * F32
-    queries = heads * max(shape.head_k, shape.head_k_swa) * tokens * F32
-    # Rotated queries take the place of the plain ones; results wider than a hidden state find no free place.
-    rotated = _is_rotated(launch.cache_type_k, shape.head_k)
-    copies = 1 - rotated + (queries > shape.n_embd * tokens * F32) + graph.gated_attention * (3 if rotated else 1)
-    return scores + copies * queries
-
-
 def _value_index(shape: Hyperparameters, tokens: int, caches: int) -> int:
     widest = max(map(shape.n_embd_v_gqa, range(shape.n_layer)))
     return 8 * tokens * widest * caches
 
 
-def _is_rotated(cache_type: str, head: int) -> bool:
-    return type_named(cache_type).is_quantised and head > 0 and head % _ROTATION_MULTIPLE == 0
-
-
 def _rotation(shape: Hyperparameters, launch: Launch, caches: int) -> int:
     """One matrix per cache for K (the largest power of two times 64 that divides the head) and V (64)."""
     size = 0
-    if _is_rotated(launch.cache_type_k, shape.head_k):
-        width = _ROTATION_MULTIPLE
+    if is_rotated(launch.cache_type_k, shape.head_k):
+        width = ROTATION_MULTIPLE
         while shape.head_k % (width * 2) == 0:
             width *= 2
         size += width * width * F32
-    if _is_rotated(launch.cache_type_v, shape.head_v):
-        size += _ROTATION_MULTIPLE**2 * F32
+    if is_rotated(launch.cache_type_v, shape.head_v):
+        size += ROTATION_MULTIPLE**2 * F32
     return size * caches
