@@ -69,7 +69,7 @@ def _print_estimates(models: Mapping[str, Model], shared: Path | None) -> None:
         rows.append(_estimate_row(name, held))
         missed += [estimate for estimate in held if not estimate.in_range]
     print()
-    header = ("compute buffers, estimated", "cases", "median", "95 %", "worst", "5 % or 2 MiB", "range held")
+    header = ("compute buffers, estimated", "cases", "median", "95 %", "95 %", "worst", "5 % or 2 MiB", "range held")
     print_table(header, rows)
     print(f"\nOut of their range: {len(missed)}.")
     for estimate in missed:
@@ -78,8 +78,9 @@ def _print_estimates(models: Mapping[str, Model], shared: Path | None) -> None:
 
 def _estimate_row(name: str, held: Sequence[Estimate]) -> tuple[str, ...]:
     found = summarise(held)
-    shares = (found.median, found.percentile_95, found.worst, found.near, found.in_range)
-    return name, f"{found.count:,}", *(f"{share:.2%}" for share in shares)
+    shares = (found.worst, found.near, found.in_range)
+    percentiles = (f"{found.median:.2%}", f"{found.percentile_95:.2%}", f"{found.off_mib:.2f} MiB")
+    return name, f"{found.count:,}", *percentiles, *(f"{share:.2%}" for share in shares)
 
 
 def _row(name: str, cases: tuple[Case, ...]) -> tuple[str, str, str, str]:

@@ -12,8 +12,9 @@ import json
 import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.accuracy_sources import (
     architecture_rows,
@@ -26,7 +27,7 @@ from benchmarks.accuracy_sources import (
 from benchmarks.evidence import CARD, MODELS
 from benchmarks.ghosts import ghost, grow
 from benchmarks.live_sources import OTHER_LIBRARY, random_launches, settings_of
-from benchmarks.oracle import AVAILABLE, Answer, Oracle
+from benchmarks.oracle import AVAILABLE, SERVER_AVAILABLE, Answer, Oracle
 from benchmarks.placement_sources import launches as placement_launches
 from planner.hardware import HOST_POOL, Device, Hardware, Pool
 from planner.launch import Launch, resolve_context
@@ -90,6 +91,8 @@ class Summary:
     median: float
     percentile_95: float
     worst: float
+    off_mib: float
+    """The 95th percentile in MiB, whatever the size of the buffer."""
     near: float
     """The share within 5 % or 2 MiB."""
     in_range: float
@@ -100,10 +103,13 @@ def summarise(estimates: Sequence[Estimate]) -> Summary:
     """Of at least one estimate."""
     deviations = sorted(abs(estimate.deviation) for estimate in estimates)
     count = len(deviations)
+    off = sorted(abs(estimate.predicted - estimate.expected) for estimate in estimates)
+    rank_95 = min(count - 1, int(0.95 * count))
     return Summary(
         count=count,
         median=statistics.median(deviations),
-        percentile_95=deviations[min(count - 1, int(0.95 * count))],
+        percentile_95=deviations[rank_95],
+        off_mib=off[rank_95] / MIB,
         worst=deviations[-1],
         near=sum(estimate.near for estimate in estimates) / count,
         in_range=sum(estimate.in_range for estimate in estimates) / count,
@@ -123,13 +129,15 @@ class Reserved:
     rounding: float = 0.0
     outputs: int | None = None
     """Rows of logits; None for as many as llama-server reserves."""
+    mixed: bool = True
+    """Whether the build lets one batch hold tokens and embeddings, as llama-server's does (#29622)."""
 
     def estimates(self) -> Iterator[Estimate]:
         """One for each compute buffer, also of models whose file has no tensors."""
         shape, layout = self.model.hyperparameters, self.model.layout
         context = resolve_context(self.launch, shape.n_ctx_train)
         caches = kv_caches(layout, self.launch, context)
-        graph = self.model.graph
+        graph = replace(self.model.graph, mixed=self.model.graph.mixed and self.mixed)
         sizes = graph_sizes(shape, layout, self.launch, context, caches, graph=graph, outputs=self.outputs)
         placement = place(shape.n_layer_all, self.launch, self.hardware)
         for allocation in plan_compute(sizes, sizes, placement, self.launch, hardware=self.hardware):
@@ -237,10 +245,10 @@ def architecture_compute(folder: Path) -> Iterator[Reserved]:
 
 
 def live_compute(folder: Path, per_header: int, seed: int = 1) -> Iterator[Reserved]:
-    """Random launches of every header, put to the llama.cpp that is installed, without allocating."""
-    with Oracle() as oracle, tempfile.TemporaryDirectory() as scratch:
+    """Random launches of every header, put to llama.cpp without allocating: to llama-server's build if it is here."""
+    with Oracle(server=SERVER_AVAILABLE) as oracle, tempfile.TemporaryDirectory() as scratch:
         for header in sorted(folder.glob("archs/*.gguf")):
-            if header.stem in OTHER_LIBRARY:
+            if header.stem in OTHER_LIBRARY and not SERVER_AVAILABLE:
                 continue
             path = ghost(folder, header.stem, Path(scratch))
             model = Model.open(path)
@@ -255,7 +263,40 @@ def live_compute(folder: Path, per_header: int, seed: int = 1) -> Iterator[Reser
                         hardware=machine(),
                         expected={"CPU": answer.compute_mib * MIB},
                         rounding=_PRINTED,
+                        mixed=SERVER_AVAILABLE,
                     )
+
+
+RECORDED = Path(__file__).with_name("recorded.csv")
+"""Random launches of full-size models, as llama-server's build reserved them on the processor, on one device and on
+two, whole and in part.
+
+The devices are stand-ins: a ggml back end that supports every operation, hands out address space and computes
+nothing, with the alignment, the events and the copies of RPC. It reserves to the byte what `compute_one_device.csv`
+and the log of two RPC devices say. Fully offloaded launches on two devices were loaded, the others are dry runs:
+a dry run of several devices reserves a hidden state too many on each of them but the first, which a load does not.
+"""
+
+
+def recorded_compute(folder: Path, *, devices: bool) -> Iterator[Reserved]:
+    """`recorded.csv`: the processor alone, or with devices."""
+    models = full_size_models(folder)
+    for row in _rows(RECORDED):
+        if bool(int(row["devices"])) == devices:
+            figures = {device: size * MIB for device, size in json.loads(row["compute_mib"]).items()}
+            yield Reserved(
+                name=f"{row['model']} {row['launch']}",
+                model=models[row["model"]],
+                launch=_launch(json.loads(row["launch"])),
+                hardware=machine(*(f"RPC{index}" for index in range(int(row["devices"])))),
+                expected=figures,
+                rounding=_PRINTED,
+            )
+
+
+def _launch(settings: dict[str, Any]) -> Launch:
+    settings["tensor_split"] = tuple(settings.get("tensor_split", ()))
+    return Launch(**settings)
 
 
 def log_compute(models: Mapping[str, Model]) -> Iterator[Reserved]:
@@ -281,7 +322,12 @@ def log_compute(models: Mapping[str, Model]) -> Iterator[Reserved]:
             hardware=machine(*(device for device in figures if device != "CPU")),
             expected={device: size * MIB for device, size in figures.items()},
             rounding=_PRINTED,
+            mixed=name not in _BEFORE_MIXED,
         )
+
+
+_BEFORE_MIXED = ("GT02",)
+"""Logs of builds before b11400 (b9849), whose batches hold tokens or embeddings and not both."""
 
 
 def _with_feed_forward(name: str, width: int) -> Model:
@@ -311,6 +357,7 @@ def two_device_compute(folder: Path, names: Iterable[str] = DEVICE_MODELS) -> It
                         hardware=hardware,
                         expected=_logged(answer),
                         rounding=_PRINTED,
+                        mixed=False,
                     )
 
 
@@ -332,6 +379,8 @@ def compute_sources(
         return
     yield "fullsize/compute_one_device.csv", one_device_compute(shared / "fullsize")
     yield "fullsize/truth.csv, 512 rows of logits", full_size_compute(shared / "fullsize")
+    yield "recorded.csv: random launches at full size, CPU", recorded_compute(shared / "fullsize", devices=False)
+    yield "recorded.csv: one device and two", recorded_compute(shared / "fullsize", devices=True)
     yield "archs/truth.csv (two layers of 256)", architecture_compute(shared / "archs")
     if AVAILABLE:
         yield f"llama.cpp, now: {per_header} random launches of every header", live_compute(shared, per_header)

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from benchmarks import server_child
 from planner.engine.library_process import LibraryProcess
 from planner.engine.log import EngineLog, read_log
 from planner.errors import EngineError
@@ -34,6 +35,9 @@ from planner.launch import Launch
 
 AVAILABLE = importlib.util.find_spec("llama_cpp") is not None
 """Whether llama-cpp-python is here; without it there is no oracle."""
+
+SERVER_AVAILABLE = AVAILABLE and server_child.engine_folder() is not None
+"""Whether the embedded llama-server's own build can be asked in the library's place."""
 
 _ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parents[1]), "GGML_NO_BACKTRACE": "1"}
 _START_SECONDS = 20.0
@@ -96,9 +100,12 @@ class Answer:
 
 
 class Oracle:
-    """Asks llama.cpp. Processes start with the first question and end with the `with` block."""
+    """Asks llama.cpp. Processes start with the first question and end with the `with` block.
 
-    def __init__(self, devices: int = 0) -> None:
+    `server` asks the build of the embedded llama-server, which has no RPC back end, instead of the library's.
+    """
+
+    def __init__(self, devices: int = 0, *, server: bool = False) -> None:
         self._servers: list[subprocess.Popen[str]] = []
         self._endpoints: list[str] = []
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the processes)
@@ -108,7 +115,8 @@ class Oracle:
         except BaseException:
             self._end_servers()
             raise
-        command = (sys.executable, "-m", "benchmarks.oracle_child", "answer", *self._endpoints)
+        asked = ("benchmarks.server_child",) if server else ("benchmarks.oracle_child", "answer", *self._endpoints)
+        command = (sys.executable, "-m", *asked)
         self._process = LibraryProcess(command, environment=_ENVIRONMENT)
 
     def __enter__(self) -> Oracle:

@@ -10,7 +10,7 @@ Source: `src/llama-context.cpp` (`sched_reserve`, `graph_reserve`, `output_reser
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.hardware import CPU_DEVICE, Hardware, kind_of_device
@@ -24,8 +24,8 @@ from planner.units import format_mib
 
 _PIPELINE_COPIES = 4
 """GGML_SCHED_MAX_COPIES: copies of every input while several devices work as a pipeline."""
-_PIPELINE_STATES = 16, 11, 10
-"""Hidden states on the first device, on further ones and on the host of a pipeline."""
+_LATER_STATES = 3
+"""Hidden states beside the peak, on a device of a pipeline that gets its layers' input from another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +49,20 @@ RANGES: Mapping[str, Slack] = {
     "scores": Slack(0.02, 2.1, 0.02, 3.1),
     # Latent queries and values come in several sizes, and leave gaps of these sizes.
     "latent": Slack(0.05, 4.1, 0.05, 4.1),
-    # Indexers (DeepSeek-V3.2, GLM-5): fitted to two full-size models; quantised caches score with more copies.
-    "sparse": Slack(0.2, 4, 0.5, 8),
+    # Indexers (DeepSeek-V3.2, GLM-5): which of their tensors find a place depends on the context.
+    "sparse": Slack(0.12, 4, 0.15, 6),
     # MiniMax-M3: fitted to one full-size model; several streams share what they score with.
     "blocks": Slack(0.45, 4, 0.12, 6),
     # DeepSeek-V4: fitted to one full-size model.
     "compressed": Slack(0.2, 4, 0.5, 8),
     # Qwen4 and GLM-5-Next: fitted to small models alone.
     "pooled": Slack(0.6, 4, 1.2, 8),
-    # States of several sequences are alive more than once where the ubatch is small.
+    # What finds a place that another tensor left depends on the sequences.
     "recurrent": Slack(0.05, 2.1, 0.1, 3.1),
-    # The same beside attention; Kimi's delta attention is not modelled.
-    "hybrid": Slack(0.05, 3.1, 0.1, 6.1),
-    # The second graph of a launch that guesses ahead: known from one public log.
-    "draft": Slack(0.6, 0, 0.6, 0),
+    # The same beside attention.
+    "hybrid": Slack(0.05, 3.1, 0.1, 5.1),
+    # The second graph of a launch that guesses ahead: met exactly, and known from one public log.
+    "draft": Slack(0.2, 1.1, 0.2, 2.1),
     # Without a cache: diffusion models were compared, bert and its kin not.
     "encoder": Slack(0.03, 2.1, 0.03, 2.1),
 }
@@ -73,15 +73,22 @@ _PLACED: Mapping[str, Slack] = {
     # Builds before tokens and embeddings could be mixed have two inputs less on the host, five in a pipeline.
     "host": Slack(0, 2, 0, 0),
     "pipeline": Slack(0, 8.1, 0, 1),
+    # A later device gets the same from all builds.
+    "later": Slack(0.02, 1, 0.02, 1),
     # Where a graph is cut, results are copied to the next device: how many depends on the layer.
     "partial": Slack(0.05, 2, 0.05, 3),
+    # With the host's weights: one matrix at a time, seldom three.
+    "borrower": Slack(0.05, 4, 0.05, 4),
     # Tensors that were moved one by one cut it anywhere.
     "moved": Slack(0.6, 6, 0.4, 8),
 }
 """What comes on top where a graph is spread over devices."""
 
-_SPREAD_RECURRENCE = 2
-"""Recurrences that may come on top: seen on a small Mamba-2 over two devices, and not explained."""
+_BORROWING = ("cuda", "rocm", "vulkan", "sycl")
+"""Back ends with `offload_op`. Metal has it, too, and reads the host's memory as it is."""
+_LEAST_BORROWING = 32
+_SCATTERED = ("blocks", "compressed", "pooled")
+"""Graphs of which it is not known what crosses between devices."""
 
 
 def plan_compute(
@@ -95,22 +102,29 @@ def plan_compute(
 ) -> list[Allocation]:
     """One compute buffer per device that computes: reserved for the whole context, in memory as far as used.
 
-    `hardware` tells which devices the launch uses, layers or not. `largest_matrix` are the bytes of
-    the largest weight of a layer, which CUDA copies to the card where it lies on the host.
+    `hardware` tells which devices the launch uses, layers or not. `largest_matrix` are the bytes of the largest
+    weight of a layer, which a card borrows where it lies on the host.
     """
     devices = tuple(dict.fromkeys(device for device in placement.layers if device != CPU_DEVICE))
     if not devices:
-        return [_compute(CPU_DEVICE, reserved, reserved.host_total, at_work.host_total, _host_reason(reserved))]
+        return [_compute(CPU_DEVICE, reserved, reserved.host_total(), at_work.host_total(), _host_reason(reserved))]
     role = _Role.of(placement, launch, devices, hardware)
     allocations = []
     for device in devices:
         size, used = (_device_size(sizes, device, placement, role) for sizes in (reserved, at_work))
-        # Read in ggml-backend.cpp (op_offload) and not run: one matrix of the host at a time.
-        lent = largest_matrix if role.on_host and kind_of_device(device) in ("cuda", "rocm") else 0
+        layers = _layers_on(device, reserved, placement)
+        # The same keys and values may be copied anew for each layer that reads them.
+        above = len(layers) * reserved.fetched_by(layers) if layers else 0
+        if device == role.borrower:
+            size, used = (_borrower_size(sizes, device, largest_matrix) for sizes in (reserved, at_work))
+            above = 2 * largest_matrix
         reason = _device_reason(reserved, role.pipelined)
-        allocations.append(_compute(device, reserved, size, used, reason, role=role, above=lent))
-    size, used = (_host_size(sizes, role) for sizes in (reserved, at_work))
-    reason = _host_reason(reserved) if role.layers_on_host else "attention masks and inputs, which the devices copy"
+        if device == role.borrower and largest_matrix:
+            reason += f", beside the feed-forward {format_mib(largest_matrix)} MiB of a matrix that lies on the host"
+        allocations.append(_compute(device, reserved, size, used, reason, role=role, above=above))
+    size, used = (_host_size(sizes, placement, role) for sizes in (reserved, at_work))
+    computes = role.layers_on_host and not role.borrower
+    reason = _host_reason(reserved) if computes else "attention masks and inputs, which the devices copy"
     allocations.append(_compute(CPU_DEVICE, reserved, size, used, reason, role=role))
     return allocations
 
@@ -127,6 +141,8 @@ class _Role:
     """Whether tensors were moved one by one, or caches away from their layers."""
     several: bool
     pipelined: bool
+    borrower: str = ""
+    """The device that computes with the host's weights, one matrix at a time (`op_offload`, 32 tokens or more)."""
 
     @classmethod
     def of(cls, placement: Placement, launch: Launch, devices: tuple[str, ...], hardware: Hardware | None) -> _Role:
@@ -141,14 +157,20 @@ class _Role:
             for name in ("ffn_up", "ffn_up_exps")
         )
         overridden = bool(placement.overrides) or not launch.kv_offload
-        return cls(devices, on_host, moved, overridden, several, several and whole and launch.kv_offload)
+        borrows = (on_host or moved) and kind_of_device(devices[0]) in _BORROWING
+        borrower = devices[0] if borrows and min(launch.ubatch_size, launch.batch_size) >= _LEAST_BORROWING else ""
+        return cls(devices, on_host, moved, overridden, several, several and whole and launch.kv_offload, borrower)
 
-    def slack(self, device: str) -> Slack | None:
+    def slack(self, device: str, sizes: GraphSizes) -> Slack | None:
         """What the spread adds to the range of this device; None where there is but one that computes."""
         if self.overridden:
             return _PLACED["moved"]
+        if device == self.borrower:
+            return _PLACED["borrower"]
+        if (sizes.family in _SCATTERED or sizes.reused) and (self.several or self.layers_on_host):
+            return _PLACED["moved"]
         if self.pipelined:
-            return _PLACED["pipeline"]
+            return _PLACED["pipeline" if device in (CPU_DEVICE, self.devices[0]) else "later"]
         if self.layers_on_host or self.several:
             return _PLACED["partial"]
         return _PLACED["host"] if device == CPU_DEVICE else None
@@ -160,32 +182,88 @@ class _Role:
 
 
 def _device_size(sizes: GraphSizes, device: str, placement: Placement, role: _Role) -> int:
-    if device not in placement.layers[:-1]:
+    layers = _layers_on(device, sizes, placement)
+    if not layers:
         # The output alone: a few rows and their logits.
         return sizes.logits + 2 * sizes.hidden * sizes.outputs // sizes.tokens
-    copies = sizes.copies(kind_of_device(device))
-    # The last layer computes its feed-forward for the rows of the output alone.
-    last = placement.layers.index(device) == len(placement.layers) - 2 and sizes.family != "draft"
-    feed_forward = max(7 * sizes.hidden // 2, sizes.recurrence) if last else sizes.feed_forward
-    peak = max(feed_forward, sizes.attention + copies, sizes.logits if device == placement.output else 0)
+    shared, picked = sizes.shared_on(layers), sizes.picked_by(layers)
+    peak = _device_peak(sizes, device, layers, placement) + picked
     if role.pipelined:
-        states = _PIPELINE_STATES[0 if device == role.devices[0] else 1]
-        return _PIPELINE_COPIES * sizes.shared + states * sizes.hidden + peak
+        arriving, states = _pipeline_states(sizes, device, layers, placement, role)
+        return _PIPELINE_COPIES * (shared + arriving + sizes.fetched_by(layers)) + states + peak
     if role.matrices_on_host and not role.layers_on_host:
-        return sizes.shared + sizes.further + max(5 * sizes.hidden, 3 * sizes.hidden + sizes.attention + copies)
-    # A device that gets its layers from the host needs neither of the two inputs; one without the output, one less.
-    spared = 2 if role.layers_on_host else len(role.devices) > 1 or placement.output == CPU_DEVICE
-    return sizes.shared + sizes.further + (sizes.states - spared) * sizes.hidden + peak
-
-
-def _host_size(sizes: GraphSizes, role: _Role) -> int:
-    if role.pipelined:
-        return _PIPELINE_COPIES * sizes.shared + _PIPELINE_STATES[2] * sizes.hidden
+        attention = sizes.attention + sizes.copies(kind_of_device(device))
+        return shared + picked + sizes.further + max(5 * sizes.hidden, 3 * sizes.hidden + attention)
     if role.layers_on_host:
-        return sizes.host_total
+        first = device == role.devices[0]
+        states = 2 + sizes.leaves_gap(first)
+        gap = sizes.gap if first and sizes.family == "experts" else 0
+        return shared + sizes.further + states * sizes.hidden + peak + gap + sizes.fetched_by(layers)
+    states = sizes.states - (len(role.devices) > 1 or placement.output == CPU_DEVICE)
+    return shared + sizes.further + states * sizes.hidden + peak
+
+
+def _borrower_size(sizes: GraphSizes, device: str, matrix: int) -> int:
+    """A device that computes all layers as if they were its own, but borrows matrices for the feed-forward."""
+    attention = sizes.attention + sizes.copies(kind_of_device(device)) + sizes.picked_by(())
+    peak = max(max(sizes.feed_forward, sizes.recurrence) + matrix, attention, sizes.logits)
+    return sizes.shared + sizes.further + sizes.states * sizes.hidden + peak
+
+
+def _layers_on(device: str, sizes: GraphSizes, placement: Placement) -> list[int]:
+    """The layers of the trunk that this device computes."""
+    return [layer for layer, other in enumerate(placement.layers[: sizes.layers]) if other == device]
+
+
+def _device_peak(sizes: GraphSizes, device: str, layers: Sequence[int], placement: Placement) -> int:
+    """The highest of the moments on this device."""
+    # The last layer computes its feed-forward for the rows of the output alone.
+    last = layers == [sizes.layers - 1] and sizes.family != "draft"
+    found = sizes.convolved if sizes.convolved <= 2 * sizes.hidden and len(set(placement.layers)) == 1 else 0
+    return max(
+        2 * max(sizes.hidden, sizes.queries) if last else sizes.feed_forward_on(layers),
+        sizes.recurrence - found,
+        sizes.attention + sizes.copies(kind_of_device(device)) if sizes.attends_on(layers) else 0,
+        sizes.logits if device == placement.output else 0,
+    )
+
+
+def _pipeline_states(
+    sizes: GraphSizes, device: str, layers: Sequence[int], placement: Placement, role: _Role
+) -> tuple[int, int]:
+    """What arrives from another device, which has four places, all kept; and the hidden states beside the peak."""
+    first = device == role.devices[0]
+    # The layers at which the first device hands over, or this one takes over.
+    cut = [placement.layers.index(other) for other in role.devices[1:2]] if first else [layers[0]]
+    crossing = sizes.crossing if sizes.crossing and not sizes.crossing.layers.isdisjoint(cut) else None
+    spared = crossing.spared if crossing else 0
+    if first:
+        # Tokens and embeddings are joined on the device, unless several streams are made of them first.
+        states = 2 + 2 * sizes.streams if sizes.streams > 1 and sizes.mixed else 1 + 2 * sizes.mixed
+        arriving = states * sizes.hidden + (crossing.back if crossing else 0) + sizes.further
+        return arriving, sizes.states * sizes.hidden - spared
+    # Every layer gets its own view of the further embeddings.
+    views = sizes.further * len(layers) // sizes.layers
+    streams = 2 + 2 * sizes.streams if sizes.streams > 1 and sizes.mixed else sizes.streams
+    arriving = streams * sizes.hidden + (crossing.onward if crossing else 0) + views
+    return arriving, _LATER_STATES * sizes.hidden - spared
+
+
+def _host_size(sizes: GraphSizes, placement: Placement, role: _Role) -> int:
+    if role.pipelined:
+        return sizes.host_inputs(_PIPELINE_COPIES)
+    if role.borrower:
+        return sizes.host_inputs()
+    if role.layers_on_host:
+        return sizes.host_total(_layers_on(CPU_DEVICE, sizes, placement))
     if role.matrices_on_host:
-        return sizes.inputs + sizes.further + sizes.states * sizes.hidden + max(sizes.feed_forward, sizes.mask)
-    return sizes.host_inputs
+        return (
+            sizes.inputs
+            + sizes.further
+            + sizes.states * sizes.hidden
+            + max(sizes.feed_forward, sizes.recurrence, sizes.mask)
+        )
+    return sizes.host_inputs()
 
 
 def _compute(
@@ -198,16 +276,17 @@ def _compute(
     role: _Role | None = None,
     above: int = 0,
 ) -> Allocation:
-    passes_on = role is not None and device == CPU_DEVICE and not role.on_host
+    passes_on = role is not None and device == CPU_DEVICE and (not role.on_host or role.borrower != "")
     slack = _PASSED_ON if passes_on else RANGES[sizes.family]
     hidden = sizes.hidden
     low = size * (1 - slack.below) - slack.states_below * hidden
     high = size * (1 + slack.above) + slack.states_above * hidden
-    further = role.slack(device) if role else None
+    further = role.slack(device, sizes) if role else None
     if further:
         low -= further.below * size + further.states_below * hidden
         high += further.above * size + further.states_above * hidden
-        high += _SPREAD_RECURRENCE * sizes.recurrence
+        # Seen on a small Mamba-2 whose tensors were moved one by one.
+        high += 2 * sizes.recurrence if role and role.overridden else 0
     if sizes.short and not passes_on:
         # Where every mask is needed by one layer alone, what comes later takes its place.
         low -= max(sizes.mask, sizes.feed_forward)

@@ -72,7 +72,7 @@ def predict(
                 *weights,
                 *plan_kv(caches, launch, placement),
                 *plan_states(layout, context, placement),
-                *plan_draft(shape, layout, launch, context, placement),
+                *plan_draft(shape, layout, model.graph, launch, context, placement),
                 *map(
                     learned.corrected,
                     plan_compute(

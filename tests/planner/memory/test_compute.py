@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from benchmarks.compute_sources import (
     log_compute,
     machine,
     one_device_compute,
+    recorded_compute,
     server_compute,
     summarise,
     two_device_compute,
@@ -81,14 +83,25 @@ def test_full_size_models_with_the_logits_of_a_whole_ubatch(shared: Path) -> Non
 def test_small_models_of_every_architecture(shared: Path) -> None:
     """Two layers of 256: gaps of a hidden state, which real models have as well, are several per cent here."""
     found = held(architecture_compute(shared / "archs"), 1004)
-    assert found.median < 0.03 and found.near > 0.92 and found.worst < 0.5
+    assert found.median < 0.01 and found.near > 0.95 and found.worst < 0.3
+
+
+def test_random_launches_of_full_size_models(shared: Path) -> None:
+    found = held(recorded_compute(shared / "fullsize", devices=False), 150)
+    assert found.median < 0.001 and found.percentile_95 < 0.05 and found.near > 0.95
+
+
+def test_full_size_models_on_one_device_and_on_two(shared: Path) -> None:
+    """What crosses between devices is not known of every architecture."""
+    found = held(recorded_compute(shared / "fullsize", devices=True), 950)
+    assert found.median < 0.001 and found.near > 0.9
 
 
 @needs_llama
 @pytest.mark.xdist_group("oracle")
 def test_random_launches_of_every_header(shared: Path) -> None:
     found = held(live_compute(shared, 8), 700)
-    assert found.median < 0.03 and found.near > 0.92
+    assert found.median < 0.01 and found.near > 0.95
 
 
 @needs_llama
@@ -130,9 +143,17 @@ def test_a_device_that_gets_its_layers_from_the_host() -> None:
     assert sizes_of(launch, "RPC0") == pytest.approx({"RPC0": 108, "CPU": 132}, abs=0.2)
 
 
+def test_cards_borrow_the_weights_that_lie_on_the_host() -> None:
+    """With `op_offload` the host looks up and passes on, and the card has room for the largest matrix."""
+    launch = Launch(ctx_size=8192, parallel=1, flash_attn="on", n_gpu_layers=20)
+    assert sizes_of(launch, "CUDA0") == pytest.approx({"CUDA0": 124, "CPU": 40}, abs=0.03)
+    few = replace(launch, ubatch_size=31)
+    assert sizes_of(few, "CUDA0")["CPU"] == sizes_of(few, "RPC0")["CPU"]
+
+
 def test_a_pipeline_keeps_four_copies_of_its_inputs() -> None:
     split = Launch(ctx_size=8192, parallel=1, tensor_split=(1, 1))
-    expected = {"RPC0": 244.1, "RPC1": 204.0, "CPU": 112.1}
+    expected = {"RPC0": 244.1, "RPC1": 172.1, "CPU": 112.1}
     assert sizes_of(split, "RPC0", "RPC1") == pytest.approx(expected, abs=0.2)
 
 
@@ -169,6 +190,7 @@ def test_more_rows_of_logits_make_larger_logits_and_nothing_else() -> None:
     shape, layout = LLAMA_3_8B.hyperparameters, LLAMA_3_8B.layout
     context = resolve_context(ONE_SLOT, shape.n_ctx_train)
     caches = kv_caches(layout, ONE_SLOT, context)
-    few, many = (graph_sizes(shape, layout, ONE_SLOT, context, caches, outputs=rows) for rows in (1, 512))
+    graph = LLAMA_3_8B.graph
+    few, many = (graph_sizes(shape, layout, ONE_SLOT, context, caches, graph=graph, outputs=rows) for rows in (1, 512))
     assert many.logits == 512 * few.logits
     assert (many.mask, many.attention, many.feed_forward) == (few.mask, few.attention, few.feed_forward)

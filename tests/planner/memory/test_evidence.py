@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.accuracy_sources import figures_of
+from benchmarks.accuracy_sources import figures_of, model_from_metadata
 from benchmarks.evidence import CARD, MODELS, model_of
 from planner.hardware import Hardware
 from planner.launch import Launch, resolve_context
@@ -189,10 +189,12 @@ def test_the_cache_that_guesses_ahead_is_f16_whatever_the_cache_type() -> None:
 
 
 def test_a_context_that_guesses_ahead_has_buffers_of_its_own() -> None:
-    model = MODELS["qwen3.8-27b-mtp"]
+    # The feed-forward is as wide as Qwen3.8-27B's is known to be; the log does not print it.
+    keys = {**MODELS["qwen3.8-27b-mtp"].metadata, "qwen35.feed_forward_length": 17_408}
+    model = model_from_metadata("qwen3.8-27b-mtp", keys)
     launch = Launch(ctx_size=8192, ubatch_size=2048, spec_type="draft-mtp", spec_draft_n_max=2)
     shape, context = model.hyperparameters, resolve_context(launch, 262_144)
-    parts = plan_draft(shape, model.layout, launch, context, place(shape.n_layer_all, launch, ONE_CARD))
+    parts = plan_draft(shape, model.layout, model.graph, launch, context, place(shape.n_layer_all, launch, ONE_CARD))
     assert {part.component for part in parts} == {"draft"}
     sizes = {part.buffer: part for part in parts}
     assert sizes["MTP KV"].reserved_bytes == 32 * MIB
@@ -201,6 +203,7 @@ def test_a_context_that_guesses_ahead_has_buffers_of_its_own() -> None:
         compute = sizes[buffer]
         assert compute.low_bytes is not None and compute.high_bytes is not None
         assert compute.low_bytes <= logged * MIB <= compute.high_bytes
+        assert compute.reserved_bytes / MIB == pytest.approx(logged, abs=0.1)
 
 
 def test_divided_slots_are_rounded_up_each() -> None:
