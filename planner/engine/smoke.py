@@ -27,6 +27,8 @@ _ANSWER_TIMEOUT_S = 120.0
 _PROMPT = [5, 6, 7]
 _LAUNCH = Launch(ctx_size=256, parallel=1, cache_ram=0, ctx_checkpoints=0, ubatch_size=32, batch_size=32)
 _VERSION = 1
+_MODEL_NAME = "smoke-test-model"
+"""Not called a GGUF file, which it is, so that nobody takes it for a model to use."""
 
 
 def default_path() -> Path:
@@ -52,15 +54,15 @@ def smoke_test(
     if _worked_before(kept, key):
         return
     with _folder(kept.parent) as folder:
-        own = write_smoke_model(folder / f"smoke.{os.getpid()}.gguf")
-        model = own.replace(folder / "smoke.gguf")  # whole, whoever else writes it now
+        own = write_smoke_model(folder / f"{_MODEL_NAME}.{os.getpid()}")
+        model = own.replace(folder / _MODEL_NAME)  # whole, whoever else writes it now
         command = [str(engine.path), *server_arguments(_LAUNCH, model, engine.flags)]
         with LlamaServer(command, ready_timeout_s=ready_timeout_s, cancelled=cancelled) as server:
             try:
                 server.wait_ready()
                 _decode_one(server)
             except EngineFault as fault:
-                message = f"{engine.path} does not work on this machine. With a tiny model {fault.message}"
+                message = f"{fault.message} That was with a tiny model: {engine.path} does not work on this machine."
                 raise EngineFault(message, fault.hint, kind=fault.kind) from None
     with contextlib.suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)

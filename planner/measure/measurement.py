@@ -15,7 +15,7 @@ Phase = Literal["starting", "loading", "ready", "everyone", "steady", "one", "id
 """`everyone`: all people fill their contexts at once; `steady`: all of them are answered; `one`: a single person
 does the same; `idle`: nobody asks anything; `soak`: conversation after conversation; the rest speaks for itself."""
 
-SEED = 20_240_915
+SEED = 240_915
 """What the words of the prompts are generated from, where nobody asks for another."""
 
 

@@ -144,6 +144,26 @@ def test_a_measurement_can_be_stopped_at_every_stage(smollm_path: Path, stage: s
 
 @pytest.mark.engine
 @pytest.mark.xdist_group("measuring")
+@pytest.mark.parametrize("stage", ["loading the model", "everyone at once 0/2", "everyone is answered", "one person"])
+def test_nothing_is_left_when_planner_itself_is_killed(smollm_path: Path, own_home: Path, stage: str) -> None:
+    with terminal("--measure", smollm_path, "--context", 256, "--users", 2) as planner:
+        planner.wait_for(re.escape(stage))
+        server, port = server_below(planner.process.pid)
+        started = [child.pid for child in psutil.Process(planner.process.pid).children(recursive=True)]
+        assert server.pid in started and len(started) >= 2  # and who keeps watch over it
+        planner.process.kill()
+        planner.end()
+        deadline = time.monotonic() + 10
+        # A process whose first thread has ended counts as ended, and the others may hold its port a moment longer.
+        while not (all(map(has_ended, started)) and is_closed(port)):
+            assert time.monotonic() < deadline, "something survived planner"
+            time.sleep(0.02)
+        kept = {path.name for path in own_home.rglob("*") if path.is_file()}
+        assert kept <= {"dry_runs.jsonl", "engines.jsonl", "measurements.jsonl", "smoke-test-model"}
+
+
+@pytest.mark.engine
+@pytest.mark.xdist_group("measuring")
 @pytest.mark.parametrize(
     ("stage", "number"),
     [
@@ -202,7 +222,7 @@ def test_progress_renews_one_line_of_the_terminal(smollm_path: Path) -> None:
         bars = [line.count("█") for line in lines if "█" in line or "░" in line]
         assert bars == sorted(bars)
         assert all(len(line) <= 100 for line in lines[:-1])
-        assert any("f16 1/3: everyone at once 2/2, " in line for line in lines)
+        assert any("f16 1/3: everyone is answered 2/2, " in line for line in lines)
         assert any("MiB" in line for line in lines)
         # What was measured by then has been printed, without a trace of the bars.
         assert "2 people, 256 tokens each" in output

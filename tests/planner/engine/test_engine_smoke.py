@@ -29,7 +29,7 @@ def test_the_real_engine_decodes_a_token_and_is_believed_from_then_on(engine: En
     kept = tmp_path / "cache" / "engines.jsonl"
     smoke_test(engine, kept=kept)
     assert len(kept.read_text().split("\n")) == 3
-    assert sorted(path.name for path in kept.parent.iterdir()) == ["engines.jsonl", "smoke.gguf"]
+    assert sorted(path.name for path in kept.parent.iterdir()) == ["engines.jsonl", "smoke-test-model"]
     before = kept.stat()
     smoke_test(engine, kept=kept)
     assert kept.stat() == before
@@ -43,7 +43,7 @@ def test_one_that_dies_at_the_first_token_is_told_so_and_tried_again(tmp_path: P
     serve = f"echo started >>{trace}; kill -ILL $$"
     engine = identify(write_engine(tmp_path / "llama-server", serve=serve), "option")
     for attempt in (1, 2):
-        with pytest.raises(EngineFault, match=r"does not work on this machine\. .* died of SIGILL") as fault:
+        with pytest.raises(EngineFault, match=r"died of SIGILL: .* does not work on this machine\.") as fault:
             smoke_test(engine, kept=tmp_path / "engines.jsonl")
         assert fault.value.kind == "instruction"
         assert fault.value.hint == "Use a build for this processor (--engine PATH)."
