@@ -71,6 +71,7 @@ def measure(
         server.wait_ready(lambda: run.report("loading"))
         load_seconds = time.monotonic() - start
         run.report("ready")
+        watcher.follow()
         ready = watcher.take()
         users = context.n_seq_max
         everyone = run.serve(users, "everyone", "steady", load.seed)

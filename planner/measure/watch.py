@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from types import TracebackType
@@ -49,6 +50,15 @@ class Watcher:
     def resident_bytes(self) -> int | None:
         """The latest resident memory."""
         return self._samples[-1].resident_bytes if self._samples else None
+
+    def follow(self) -> None:
+        """Watch what really serves, once it does: the program that was named may be a script around it."""
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            named = psutil.Process(self._server.pid)
+            family = [named, *named.children(recursive=True)]
+            self._pid = max(family, key=lambda process: process.memory_info().rss).pid
 
     def take(self) -> Sample:
         """An exact sample now: shared pages are counted by their share (`smaps_rollup`, slow on large ones)."""

@@ -163,6 +163,17 @@ def test_a_server_that_dies_at_its_first_long_prompt_is_told_so(smollm: Model, e
 
 
 @pytest.mark.engine
+@pytest.mark.usefixtures("no_server_is_left")
+def test_the_memory_of_a_server_behind_a_script_is_the_servers(smollm: Model, engine: Engine, tmp_path: Path) -> None:
+    script = tmp_path / "llama-server"
+    script.write_text(f'#!/bin/sh\n{engine.path} "$@"\n')
+    script.chmod(0o755)
+    measurement = measure(smollm, replace(SMALL, parallel=1, ctx_size=256), replace(engine, path=script))
+    assert measurement.steady.resident_bytes is not None
+    assert measurement.steady.resident_bytes > smollm.tensor_bytes
+
+
+@pytest.mark.engine
 def test_slots_that_share_a_cache_that_is_too_small_run_out_of_context(
     smollm: Model, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,7 @@ LAUNCHES = {
     "q8_0 for two": divided("q8_0"),
     "q4_0 for two": divided("q4_0"),
     "q8_0 for one, default ubatch": Launch.for_users(1, 4096, cache_type="q8_0"),
-    "f16 shared by two": replace(Launch.for_users(2, 1024, unified=True), ubatch_size=64),
+    "f16 shared by four": replace(Launch.for_users(4, 512, unified=True), ubatch_size=64),
     REARRANGED: replace(divided("q8_0"), load_mode="none", repack=False, flash_attn="on"),
 }
 
