@@ -14,6 +14,7 @@ from fake_engines import MISSING_LIBRARY, write_engine, write_script
 from planner_process import Planner
 from samples import assert_sizes_are_named, gguf
 
+from planner.engine.find import embedded_path
 from planner.reconcile.record import Record
 
 Fails = Callable[..., str]
@@ -135,7 +136,7 @@ class TestMeasuring:
             for row in run["reconciliation"]["reserved"]:
                 assert row["cause"] != "unexplained"
                 assert row["delta_bytes"] == 0
-        assert {path.name for path in files_below(own_home)} == {"dry_runs.jsonl", "measurements.jsonl"}
+        assert not [path for path in files_below(own_home) if "ghost" in path.name]
         assert_no_server_is_left()
 
     def test_a_ghost_of_a_cut_off_file_recommends_no_file(
@@ -175,7 +176,8 @@ def test_a_ghost_of_nothing_names_the_catalogue(fails: Fails, engine: Callable[.
 def test_a_ghost_of_the_catalogue_goes_by_name_or_title(
     planner: Planner, engine: Callable[..., Path], own_home: Path, name: str, words: tuple[str, str]
 ) -> None:
-    path = engine(serve="echo $@ >asked; echo 'error: it stops here'; exit 1")
+    tested = f'case "$*" in *smoke-test-model*) exec {embedded_path()} "$@" ;; esac'
+    path = engine(serve=f"{tested}; echo $@ >asked; echo 'error: it stops here'; exit 1")
     result = planner(*words, name, "--engine", path)
     assert result.returncode == 1
     assert "This is a ghost: the true shapes of Gemma 3 270M" in " ".join(result.stdout.split())

@@ -146,7 +146,7 @@ def test_an_older_build_gets_what_it_knows() -> None:
         "--kv-unified",
         *("--cache-type-k", "q8_0"),
         *("--cache-type-v", "q8_0"),
-        *("--flash-attn", "auto"),
+        *("--flash-attn", "on"),
         *("--batch-size", "2048"),
         *("--ubatch-size", "512"),
         *("--cache-ram", "8192"),
