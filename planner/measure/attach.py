@@ -249,8 +249,8 @@ def hold_attached(fresh: MemoryPlan, full: MemoryPlan, sample: Sample, mapped: i
 
 
 def _least(allocation: Allocation) -> int:
-    """Before the first prompt; a figure that is a range may be at its lower end."""
-    if allocation.component == "checkpoints":
+    """Before the first prompt, which alone touches what compute buffers reserve; a range may be at its lower end."""
+    if allocation.component in ("checkpoints", "compute"):
         return 0
     spread = 0 if allocation.low_bytes is None else allocation.reserved_bytes - allocation.low_bytes
     return max(0, allocation.resident_bytes - spread)
