@@ -7,20 +7,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from planner.measure import Phase, Progress
+from planner.measure import STAGES, Progress
 from planner.units import format_bytes
 
-_STAGES: dict[Phase, str] = {
-    "starting": "starting llama-server",
-    "loading": "loading the model",
-    "ready": "ready",
-    "everyone": "everyone at once",
-    "steady": "everyone is answered",
-    "one": "one person alone",
-    "idle": "nobody asks",
-    "soak": "conversations",
-    "stopping": "stopping",
-}
 _BAR_WIDTH = 24
 
 
@@ -53,7 +42,7 @@ class ProgressLine(LiveLine):
 
     def update(self, index: int, progress: Progress) -> None:
         """Show where run number `index` is."""
-        stages = list(_STAGES)
+        stages = list(STAGES)
         within = stages.index(progress.phase) + (progress.done / progress.total if progress.total else 0)
         filled = round(_BAR_WIDTH * (index + within / len(stages)) / len(self._names))
         bar = "█" * filled + "░" * (_BAR_WIDTH - filled)
@@ -64,5 +53,5 @@ class ProgressLine(LiveLine):
         elapsed = time.monotonic() - self._start
         self.show(
             f"{bar} {self._names[index]} {index + 1}/{len(self._names)}: "
-            f"{_STAGES[progress.phase]}{counted}{memory}, {elapsed:.0f} s"
+            f"{STAGES[progress.phase]}{counted}{memory}, {elapsed:.0f} s"
         )

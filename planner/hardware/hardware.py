@@ -110,7 +110,12 @@ class Hardware:
     @property
     def accelerators(self) -> tuple[Device, ...]:
         """What llama.cpp uses unless it is told otherwise, in its order: everything but the processor."""
-        return tuple(device for device in self.devices if not device.is_cpu and not device.only_named)
+        return tuple(device for device in self.nameable if not device.only_named)
+
+    @property
+    def nameable(self) -> tuple[Device, ...]:
+        """What `--device` may name, in llama.cpp's order: everything but the processor."""
+        return tuple(device for device in self.devices if not device.is_cpu)
 
     def pool_named(self, name: str) -> Pool:
         """The pool with this name."""

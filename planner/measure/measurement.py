@@ -15,6 +15,19 @@ Phase = Literal["starting", "loading", "ready", "everyone", "steady", "one", "id
 """`everyone`: all people fill their contexts at once; `steady`: all of them are answered; `one`: a single person
 does the same; `idle`: nobody asks anything; `soak`: conversation after conversation; the rest speaks for itself."""
 
+STAGES: dict[Phase, str] = {
+    "starting": "starting llama-server",
+    "loading": "loading the model",
+    "ready": "ready",
+    "everyone": "everyone at once",
+    "steady": "everyone is answered",
+    "one": "one person alone",
+    "idle": "nobody asks",
+    "soak": "conversations",
+    "stopping": "stopping",
+}
+"""The phases in their order, as people call them."""
+
 SEED = 240_915
 """What the words of the prompts are generated from, where nobody asks for another."""
 

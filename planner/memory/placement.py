@@ -84,7 +84,7 @@ def _named_devices(launch: Launch, hardware: Hardware) -> tuple[Device, ...]:
     """Those of `--device` in its order; all where it is left out."""
     if launch.device is None:
         return hardware.accelerators
-    return tuple(device for name in _device_names(launch) for device in hardware.accelerators if device.name == name)
+    return tuple(device for name in _device_names(launch) for device in hardware.nameable if device.name == name)
 
 
 def _device_names(launch: Launch) -> list[str]:
@@ -97,7 +97,7 @@ def placement_refusal(launch: Launch, hardware: Hardware) -> str:
 
     Source: `common/arg.cpp` (`--device`, `--override-tensor`), `src/llama.cpp: llama_prepare_model_devices`.
     """
-    known = [device.name for device in hardware.accelerators]
+    known = [device.name for device in hardware.nameable]
     devices = _named_devices(launch, hardware)
     unknown = [name for name in _device_names(launch) if name not in known]
     if unknown:

@@ -214,6 +214,11 @@ class MemoryPlan:
         headroom = self._sure_headroom(pool)
         if headroom is None:
             return f"How much {pool.name} memory is usable is not known ({pool.source})."
+        if headroom < 0 and self._others_can_give_way(pool):
+            return (
+                f"{format_bytes(-headroom)} more {pool.name} memory is needed than is free now: other programs are "
+                "pushed out, and the machine grows slow."
+            )
         if headroom < 0:
             return f"{format_bytes(-headroom)} more {pool.name} memory is needed than is usable now."
         if self.missing:
@@ -269,6 +274,9 @@ class MemoryPlan:
         ranges = [a for a in self.allocations if a.device in names and a.low_bytes is not None]
         return headroom + sum(max(0, a.needed_bytes - (a.low_bytes or 0)) for a in ranges)
 
+    def _others_can_give_way(self, pool: Pool) -> bool:
+        return pool.pressure_bytes is not None and self.needed_bytes(pool) <= pool.pressure_bytes
+
     def _pool_growth(self, pool: Pool) -> int:
         names = self.hardware.devices_of(pool)
         return sum(allocation.growth_bytes for allocation in self.allocations if allocation.device in names)
@@ -278,7 +286,7 @@ class MemoryPlan:
         if headroom is None:
             return Verdict.UNKNOWN
         if headroom < 0:
-            return Verdict.TOO_BIG
+            return Verdict.TIGHT if self._others_can_give_way(pool) else Verdict.TOO_BIG
         # Without a limit the prompt cache takes whatever there is.
         unlimited = self.launch.cache_ram < 0 and pool == self.hardware.host
         if unlimited or headroom < max(pool.margin_bytes, self._pool_growth(pool), self._uncertainty(pool)):

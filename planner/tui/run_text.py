@@ -4,25 +4,12 @@ from __future__ import annotations
 
 from planner.fit import Cell
 from planner.hardware import CPU_DEVICE
-from planner.measure import Phase, Progress
+from planner.measure import STAGES, Progress
 from planner.reconcile.causes import UNEXPLAINED
 from planner.reconcile.dry_comparison import DryComparison, DryRow
 from planner.reconcile.reconciliation import Reconciliation, Row
 from planner.tui.text import COMPONENTS, Line, Table, align, cell_title
 from planner.units import MIB, format_bytes, format_mib, format_tokens, signed_mib
-
-_STAGES: dict[Phase, str] = {
-    "starting": "starting llama-server",
-    "loading": "loading the model",
-    "ready": "ready",
-    "everyone": "everyone at once",
-    "steady": "everyone is answered",
-    "one": "one person alone",
-    "idle": "nobody asks",
-    "soak": "conversations",
-    "stopping": "stopping",
-}
-
 
 _BAR_WIDTH, _WIDE_BAR_WIDTH = 12, 40
 
@@ -35,13 +22,13 @@ def running_title(cell: Cell) -> str:
 def progress_line(progress: Progress, elapsed_s: float, *, wide: bool) -> str:
     """Where a measurement is: bar, stage, resident memory, seconds."""
     bar_width = _WIDE_BAR_WIDTH if wide else _BAR_WIDTH
-    stages = list(_STAGES)
+    stages = list(STAGES)
     within = progress.done / progress.total if progress.total else 0.0
     filled = round(bar_width * (stages.index(progress.phase) + within) / len(stages))
     counted = f" {progress.done}/{progress.total}" if progress.total else ""
     memory = "" if progress.resident_bytes is None else f"  {format_bytes(progress.resident_bytes)}"
     bar = "━" * filled + "╌" * (bar_width - filled)
-    return f"{bar}  {_STAGES[progress.phase]}{counted}{memory}  {elapsed_s:.0f} s"
+    return f"{bar}  {STAGES[progress.phase]}{counted}{memory}  {elapsed_s:.0f} s"
 
 
 _NARROW_HEADER = ("MiB", "plan", "dry", "real", "delta")

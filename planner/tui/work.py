@@ -140,7 +140,7 @@ def write_command(selected: Selected, hardware: Hardware, engine: Engine) -> str
     choice, cell = selected.choice, selected.cell
     if choice.model is None or choice.problem:
         raise UsageError(choice.problem)
-    if choice.entry is not None:
+    if choice.is_ghost:
         raise UsageError(
             f"{choice.name} is a ghost: its file is not kept, so there is nothing to serve.",
             "Download the model, then its command can be copied here.",
