@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 
 from probes.everything import Findings, probe_everything
 from probes.machine import Machine
@@ -16,10 +18,11 @@ def main() -> None:
     options = parser.parse_args()
     machine = Machine()
     findings = probe_everything(machine)
-    if options.json:
-        print(json.dumps(machine.report.to_document(), indent=1))
-    else:
-        print("\n".join(_lines(findings)))
+    text = json.dumps(machine.report.to_document(), indent=1) if options.json else "\n".join(_lines(findings))
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _lines(findings: Findings) -> list[str]:
