@@ -12,9 +12,9 @@ from planner.engine.arguments import server_arguments
 from planner.engine.faults import EngineFault, FaultKind
 from planner.engine.find import Engine
 from planner.engine.server import LlamaServer
-from planner.launch import Launch, resolve_context
+from planner.launch import Launch, ResolvedContext, resolve_context
 from planner.measure.guard import Guard, Limits
-from planner.measure.measurement import SEED, Measurement, OnProgress, Phase, Progress, Soak, Speed
+from planner.measure.measurement import SEED, Measurement, OnProgress, Phase, Progress, Sample, Soak, Speed
 from planner.measure.soak import script_for, soak
 from planner.measure.users import Workload, serve, workload_for
 from planner.measure.watch import Watcher
@@ -73,29 +73,12 @@ def measure(
         run.report("ready")
         watcher.follow()
         ready = watcher.take()
-        users = context.n_seq_max
-        everyone = run.serve(users, "everyone", "steady", load.seed)
+        everyone = run.serve(context.n_seq_max, "everyone", "steady", load.seed)
         log_at_steady = server.quiet_log(_SETTLE_S)
         steady = watcher.take()
-        one = everyone
-        if users > 1:
-            one = run.serve(1, "one", "one", load.seed + users)
-        run.report("idle")
-        server.pause(_SETTLE_S)
-        after = watcher.take()
-        soaked: Soak | None = None
-        if load.soak_minutes:
-            run.report("soak")
-            soaked = soak(
-                server,
-                users,
-                script_for(workload, context),
-                load.seed + users + 1,
-                minutes=load.soak_minutes,
-                before=after,
-                take=watcher.take,
-                on_conversation=lambda done: run.report("soak", done),
-            )
+        one = run.serve_one(everyone)
+        after = run.rest()
+        soaked = run.soak(context, after) if load.soak_minutes else None
         run.report("stopping")
     return Measurement(
         launch=launch,
@@ -145,6 +128,32 @@ class _Run:
                 seed,
                 lambda begun, done: self.report(answering if begun else filling, done, users),
             )
+
+    def serve_one(self, everyone: Speed) -> Speed:
+        """The speed of a single person; where nobody else was there, everyone's."""
+        if everyone.users == 1:
+            return everyone
+        return self.serve(1, "one", "one", self.load.seed + everyone.users)
+
+    def rest(self) -> Sample:
+        """What the server holds when nobody asks anything."""
+        self.report("idle")
+        self.server.pause(_SETTLE_S)
+        return self.watcher.take()
+
+    def soak(self, context: ResolvedContext, before: Sample) -> Soak:
+        """Conversation after conversation."""
+        self.report("soak")
+        return soak(
+            self.server,
+            context.n_seq_max,
+            script_for(self.workload, context),
+            self.load.seed + context.n_seq_max + 1,
+            minutes=self.load.soak_minutes,
+            before=before,
+            take=self.watcher.take,
+            on_conversation=lambda done: self.report("soak", done),
+        )
 
 
 @contextmanager

@@ -43,18 +43,18 @@ def predict(
     """
     refusal = placement_refusal(launch, hardware)  # of the machine's devices, whatever the model
     if refusal:
-        return MemoryPlan(launch=launch, hardware=hardware, context=None, allocations=(), refusal=refusal)
+        return _refused(launch, hardware, refusal)
     if model.rules is None:
         return guess_plan(model, launch, hardware)
     try:
         shape, layout = model.hyperparameters, model.layout
     except ModelError as error:
-        return MemoryPlan(launch=launch, hardware=hardware, context=None, allocations=(), refusal=str(error))
+        return _refused(launch, hardware, str(error))
     placement = place(shape.n_layer_all, launch, hardware)
     weights = plan_weights(model, launch, hardware, placement)
     refusal = _refusal(model, shape, layout, launch)
     if refusal:
-        return MemoryPlan(launch=launch, hardware=hardware, context=None, allocations=weights, refusal=refusal)
+        return _refused(launch, hardware, refusal, weights)
     context = resolve_context(launch, shape.n_ctx_train)
     kinds = kinds_of_devices((*placement.layers, *(allocation.device for allocation in weights)))
     caches = kv_caches(layout, launch, context)
@@ -93,6 +93,10 @@ def predict(
         missing="What the projector (--mmproj) holds is not known to this version." if launch.mmproj else "",
         notes=_notes(model, launch, context.n_ctx_seq, shape.n_ctx_train, kinds),
     )
+
+
+def _refused(launch: Launch, hardware: Hardware, refusal: str, weights: tuple[Allocation, ...] = ()) -> MemoryPlan:
+    return MemoryPlan(launch=launch, hardware=hardware, context=None, allocations=weights, refusal=refusal)
 
 
 def _refusal(model: Model, shape: Hyperparameters, layout: MemoryLayout, launch: Launch) -> str:
