@@ -12,6 +12,7 @@ from hypothesis import settings
 
 from benchmarks.accuracy_sources import find_shared
 from planner import Model
+from planner.engine.dry_run import _shared_cache
 from planner.engine.find import Engine, find_engine
 
 # How long an example takes says how busy the machine is, and nothing about the program.
@@ -38,6 +39,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
         monkeypatch.setenv(name, str(folder))
     for name in ("LLAMA_CACHE", "HF_HOME", "HF_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
+    _shared_cache.cache_clear()  # the answers of another test's home
     return home
 
 

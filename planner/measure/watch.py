@@ -91,6 +91,9 @@ class Watcher:
 
     def _sample(self, *, exact: bool) -> Sample | None:
         memory = probe_process(self._pid, exact=exact)
+        if memory is None and self._pid != self._server.pid:
+            self._pid = self._server.pid  # what was followed has ended, and the server has not
+            memory = probe_process(self._pid, exact=exact)
         if memory is None:
             return None
         return Sample(
