@@ -215,7 +215,7 @@ def test_progress_renews_one_line_of_the_terminal(smollm_path: Path) -> None:
         bars = [line.count("█") for line in lines if "█" in line or "░" in line]
         assert bars == sorted(bars)
         assert all(len(line) <= 100 for line in lines[:-1])
-        assert any("f16 1/3: everyone is answered 2/2, " in line for line in lines)
+        assert any("f16 1/3: everyone is answered 2/2, " in line for line in lines), lines
         assert any("MiB" in line for line in lines)
         # What was measured by then has been printed, without a trace of the bars.
         assert "2 people, 256 tokens each" in output
