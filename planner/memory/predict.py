@@ -14,6 +14,7 @@ from planner.memory.kv import kv_caches, kv_refusal, plan_kv, plan_states
 from planner.memory.learned import NOTHING_LEARNED, Learned, kinds_of_devices
 from planner.memory.placement import place, placement_refusal
 from planner.memory.plan import Allocation, MemoryPlan
+from planner.memory.projector import plan_projector, projector_refusal
 from planner.memory.server import plan_drivers, plan_growth, plan_overhead
 from planner.memory.unknown import guess_plan
 from planner.memory.weights import plan_weights
@@ -31,12 +32,14 @@ def predict(
     *,
     learned: Learned = NOTHING_LEARNED,
     prompt_tokens: int | None = None,
+    projector: Model | None = None,
 ) -> MemoryPlan:
     """What llama-server will hold for this launch, byte by byte.
 
     `learned` is what earlier runs taught of this model, machine and engine.
     `prompt_tokens` says how long a prompt each slot will have read when memory is looked at; None means the
     whole context. It changes what is resident, never what is reserved.
+    `projector` is the opened file that the launch names with `mmproj`.
 
     Always answers with a plan: a launch that llama.cpp would refuse and a model that is not understood are
     verdicts. Arguments that make no sense raised already, in `Launch`.
@@ -53,9 +56,12 @@ def predict(
     placement = place(shape.n_layer_all, launch, hardware)
     weights = plan_weights(model, launch, hardware, placement)
     refusal = _refusal(model, shape, layout, launch)
+    if launch.mmproj and projector is not None and not refusal:
+        refusal = projector_refusal(projector, shape.n_embd)
     if refusal:
         return MemoryPlan(launch=launch, hardware=hardware, context=None, allocations=weights, refusal=refusal)
     context = resolve_context(launch, shape.n_ctx_train)
+    for_images, missing = _projector(projector, launch, hardware, prompt_tokens)
     kinds = kinds_of_devices((*placement.layers, *(allocation.device for allocation in weights)))
     caches = kv_caches(layout, launch, context)
     reserved = at_work = graph_sizes(shape, layout, launch, context, caches, graph=model.graph)
@@ -85,14 +91,25 @@ def predict(
                     ),
                 ),
                 plan_output(shape, launch, context),
+                *for_images,
                 *plan_drivers(placement, learned),
                 *plan_overhead(shape, context, learned.overhead.get(kinds)),
                 *plan_growth(layout, launch, context, caches, prompt_tokens),
             ],
         ),
-        missing="What the projector (--mmproj) holds is not known to this version." if launch.mmproj else "",
+        missing=missing,
         notes=_notes(model, launch, context.n_ctx_seq, shape.n_ctx_train, kinds),
     )
+
+
+def _projector(
+    projector: Model | None, launch: Launch, hardware: Hardware, prompt_tokens: int | None
+) -> tuple[list[Allocation], str]:
+    if launch.mmproj is None:
+        return [], ""
+    if projector is None:
+        return [], "What the projector (--mmproj) holds is not known, since its file was not read."
+    return plan_projector(projector, launch, hardware, prompt_tokens)
 
 
 def _refusal(model: Model, shape: Hyperparameters, layout: MemoryLayout, launch: Launch) -> str:
