@@ -62,7 +62,7 @@ def plan_projector(
         about = f"of the kind {kind!r}" if kind else "that names no image encoder"
         return [weights], (
             f"What a projector {about} needs to compute is not known to this version; its weights are exact. "
-            "llama-server says it at start with --verbosity 4 (worst-case memory usage of mmproj)."
+            "llama-server knows it: planner plan MODEL --dry-run asks."
         )
     compute = list(_compute(encoder, device))
     if prompt_tokens is not None:

@@ -1,6 +1,7 @@
 """The graphs of image encoders, as far as they decide memory, and the compute buffers that they need.
 
-Each was held against llama.cpp: what it reserves for an image agrees to the byte.
+Each was held against llama.cpp: what it reserves for an image on the CPU agrees to the byte. Public logs of CUDA and
+Vulkan say the same of theirs, with the inputs once more on the host.
 
 Source: `tools/mtmd/clip.cpp` (`build_inp`, `build_vit`, `build_attn`, `build_ffn`) and `tools/mtmd/models/`.
 """

@@ -18,6 +18,7 @@ from projector_files import Shape, write_projector
 
 from planner import Hardware, Launch, MemoryPlan, Model, Verdict, predict
 from planner.engine.arguments import server_arguments
+from planner.engine.dry_run_server import server_dry_run
 from planner.engine.find import Engine
 from planner.engine.server import LlamaServer
 from planner.errors import ModelError
@@ -25,6 +26,7 @@ from planner.memory.allocator import Node, buffer_bytes
 from planner.memory.projector import read_encoder
 from planner.memory.vision import GRAPHS, encoder_bytes
 from planner.model.projector import open_projector
+from planner.reconcile.dry_comparison import compare
 from planner.units import GIB, MIB
 
 TRUTH = Path(__file__).parents[2] / "data" / "projectors.jsonl"
@@ -64,6 +66,20 @@ def test_the_compute_buffer_of_every_known_kind_is_exact_to_the_byte(kind: str, 
         encoder = read_encoder(opened, flash_attention=flash_attention)
         assert encoder is not None
         assert encoder_bytes(encoder)[0] == compute_bytes, (shape, flash_attention)
+
+
+def test_a_card_holds_what_a_public_log_says(smollm: Model, tmp_path: Path) -> None:
+    """Qwen3-VL-8B on an NVIDIA card: `estimated worst-case memory usage of mmproj is 1502.33 MiB`; and of the encoder
+    of Qwen3.6-27B on CUDA and Vulkan: `compute buffer size = 248.10 MiB`, and 24.93 on the CPU.
+    """
+    tower = {"kind": "qwen3vl_merger", "image": 768, "patch": 16, "layers": 27, "width": 1152, "heads": 16, "ffn": 4304}
+    wide = replace(smollm.header, metadata={**smollm.metadata, "llama.embedding_length": 4096})
+    model = Model(path=smollm.path, header=wide)
+    sizes = held(plan(model, projector(tmp_path, **tower, out=4096, deep_layers=(8, 16, 24)), CARD))
+    assert f"{sum(sizes.values()) / MIB:.2f}" == "1502.33"
+    sizes = held(plan(model, projector(tmp_path, **tower, out=4096), CARD))
+    assert f"{sizes['CUDA0', 'mmproj compute'] / MIB:.2f}" == "248.10"
+    assert f"{sizes['CPU', 'mmproj compute'] / MIB:.2f}" == "24.93"
 
 
 @pytest.mark.engine
@@ -162,6 +178,23 @@ def test_an_encoder_with_more_to_it_is_not_guessed_at(tmp_path: Path, pair: tupl
     assert read_encoder(Model(path=opened.path, header=more)) is None
     other = replace(opened.header, tensors=(*opened.tensors, replace(opened.tensors[0], name="v.blk.0.attn_sinks")))
     assert read_encoder(Model(path=opened.path, header=other)) is None
+
+
+@pytest.mark.engine
+def test_a_dry_run_says_what_is_not_known_of_a_projector(smollm: Model, tmp_path: Path, engine: Engine) -> None:
+    opened = projector(tmp_path, kind="lfm2", image=256, patch=16)
+    launch = replace(LAUNCH, mmproj=str(opened.path))
+    before = predict(smollm, launch, MACHINE, projector=opened)
+    assert before.verdict is Verdict.UNKNOWN
+    answer = server_dry_run(smollm, launch, engine)
+    assert answer.projector_bytes is not None
+    found = compare(smollm, before, answer)
+    assert found.warnings == ()
+    assert found.plan.verdict is Verdict.FITS
+    assert abs(found.plan.bytes(component="projector") - answer.projector_bytes) < MIB // 64
+    known = projector(tmp_path)
+    agreed = compare(smollm, plan(smollm, known), server_dry_run(smollm, launch, engine))
+    assert [row.delta_bytes for row in agreed.rows if row.components == ("projector",)] == [0]
 
 
 def test_a_header_that_says_too_little_is_told_in_words(smollm: Model, tmp_path: Path) -> None:

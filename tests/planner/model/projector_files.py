@@ -128,6 +128,10 @@ def _projector(shape: Shape) -> Iterator[_Tensor]:
             yield from _norm("mm.model.mlp.0", merged)
             yield from _matrix("mm.model.mlp.1", merged, out, shape)
             yield from _matrix("mm.model.mlp.3", out, out, shape)
+        case "lfm2":
+            yield from _norm("mm.input_norm", merged)
+            yield from _matrix("mm.1", merged, out, shape)
+            yield from _matrix("mm.2", out, out, shape)
         case "mlp":
             yield from _matrix("mm.0", width, out, shape)
             yield from _matrix("mm.2", out, out, shape)
