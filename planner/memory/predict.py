@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from planner.errors import ModelError
 from planner.hardware import DeviceKind, Hardware
@@ -47,8 +48,14 @@ def predict(
     refusal = placement_refusal(launch, hardware)  # of the machine's devices, whatever the model
     if refusal:
         return MemoryPlan(launch=launch, hardware=hardware, context=None, allocations=(), refusal=refusal)
+    for_images, missing = _projector(projector, launch, hardware, prompt_tokens)
     if model.rules is None:
-        return guess_plan(model, launch, hardware)
+        guess = guess_plan(model, launch, hardware)
+        return replace(
+            guess,
+            allocations=(*guess.allocations, *for_images),
+            missing=f"{guess.missing} {missing}".rstrip(),
+        )
     try:
         shape, layout = model.hyperparameters, model.layout
     except ModelError as error:
@@ -61,7 +68,6 @@ def predict(
     if refusal:
         return MemoryPlan(launch=launch, hardware=hardware, context=None, allocations=weights, refusal=refusal)
     context = resolve_context(launch, shape.n_ctx_train)
-    for_images, missing = _projector(projector, launch, hardware, prompt_tokens)
     kinds = kinds_of_devices((*placement.layers, *(allocation.device for allocation in weights)))
     caches = kv_caches(layout, launch, context)
     reserved = at_work = graph_sizes(shape, layout, launch, context, caches, graph=model.graph)

@@ -212,6 +212,13 @@ def test_a_projector_of_another_model_is_refused(gemma: Model, tmp_path: Path) -
     assert "576" in said.verdict_reason and "640" in said.verdict_reason
 
 
+def test_it_is_counted_beside_an_architecture_that_is_not_known_too(smollm: Model, tmp_path: Path) -> None:
+    tomorrow = replace(smollm.header, metadata={**smollm.metadata, "general.architecture": "tomorrow"})
+    said = plan(Model(path=smollm.path, header=tomorrow), projector(tmp_path))
+    assert held(said).keys() == {("CPU", "mmproj"), ("CPU", "mmproj compute")}
+    assert said.verdict is Verdict.UNKNOWN
+
+
 def test_a_launch_whose_projector_was_not_read_has_no_verdict(smollm: Model) -> None:
     assert predict(smollm, LAUNCH, MACHINE).verdict is Verdict.UNKNOWN
 
