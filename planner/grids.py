@@ -45,6 +45,7 @@ def plan_grid(
     *,
     base: Launch = DIVIDED,
     cache_types: Sequence[CacheType] = MAIN_CACHE_TYPES,
+    projector: Model | None = None,
 ) -> Grid:
     """Every cell of a model's grid, planned with what was learned from earlier runs of it.
 
@@ -60,8 +61,9 @@ def plan_grid(
         cache_types=cache_types,
         base=base,
         learned=learned,
+        projector=projector,
     )
-    return replace(grid, cells=tuple(_bounded(model, cell, hardware, learned) for cell in grid.cells))
+    return replace(grid, cells=tuple(_bounded(model, cell, hardware, learned, projector) for cell in grid.cells))
 
 
 def _trained_context(model: Model) -> int:
@@ -71,12 +73,12 @@ def _trained_context(model: Model) -> int:
         return DEFAULT_CONTEXT  # the plan of every cell says what is wrong with the header
 
 
-def _bounded(model: Model, cell: Cell, hardware: Hardware, learned: Learned) -> Cell:
-    launch = fit_layers(model, cell.plan.launch, hardware)
-    launch = bound_growth(model, launch, hardware, learned=learned)
+def _bounded(model: Model, cell: Cell, hardware: Hardware, learned: Learned, projector: Model | None) -> Cell:
+    launch = fit_layers(model, cell.plan.launch, hardware, projector=projector)
+    launch = bound_growth(model, launch, hardware, learned=learned, projector=projector)
     if launch == cell.plan.launch:
         return cell
-    return replace(cell, plan=predict(model, launch, hardware, learned=learned))
+    return replace(cell, plan=predict(model, launch, hardware, learned=learned, projector=projector))
 
 
 def refined(

@@ -81,7 +81,9 @@ class Launch:
     fit: bool = True
     """Whether the server may change what is left out so that it fits (`--fit`): layers, and the context of `-c 0`."""
     mmproj: str | None = None
-    """A projector for images (`--mmproj`). What it takes is not predicted yet, and a plan says so."""
+    """The file of a projector for images (`--mmproj`)."""
+    mmproj_offload: bool = True
+    """Whether the projector lies on the first accelerator; else on the CPU."""
     no_host: bool = False
     """Whether host weights bypass the accelerator's pinned memory, so that they can be rearranged."""
     spec_type: Speculation = "none"

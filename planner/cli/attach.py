@@ -29,6 +29,7 @@ from planner.measure.attach import (
 )
 from planner.memory import MemoryPlan, predict
 from planner.model import Model
+from planner.model.projector import open_projector
 from planner.reconcile.record import Record, default_folder
 from planner.units import format_bytes, format_mib
 
@@ -51,8 +52,8 @@ def print_attached(target: str, model: str | None, *, as_json: bool) -> None:
     launch, note = settled_launch(server, launch, opened)
     sample = read_sample(server)
     hardware = Hardware.detect()
-    fresh = _predict(opened, launch, hardware, server, prompt_tokens=1)
-    full = _predict(opened, launch, hardware, server, prompt_tokens=None)
+    projector = open_projector((server.folder or Path()) / launch.mmproj) if launch.mmproj else None
+    fresh, full = (_predict(opened, launch, hardware, server, projector, prompt_tokens=tokens) for tokens in (1, None))
     rows = hold_attached(fresh, full, sample, mapped_bytes(server.pid, opened.path.resolve()))
     notes = [note] if note else []
     if any(not device.is_cpu for device in full.devices) or hardware.may_have_accelerators:
@@ -109,10 +110,16 @@ def _model_path(server: RunningServer, named: str | None, given: str | None) -> 
 
 
 def _predict(
-    model: Model, launch: Launch, hardware: Hardware, server: RunningServer, *, prompt_tokens: int | None
+    model: Model,
+    launch: Launch,
+    hardware: Hardware,
+    server: RunningServer,
+    projector: Model | None,
+    *,
+    prompt_tokens: int | None,
 ) -> MemoryPlan:
     learned = Record(default_folder()).learned(model, hardware, server.build)
-    return predict(model, launch, hardware, learned=learned, prompt_tokens=prompt_tokens)
+    return predict(model, launch, hardware, learned=learned, prompt_tokens=prompt_tokens, projector=projector)
 
 
 def _document(

@@ -44,13 +44,22 @@ def print_grid(
     here: bool,
     asked: bool,
     as_json: bool,
+    projector: Model | None = None,
 ) -> int:
     """Plan every cell, ask llama.cpp where that was wanted, print; the exit code."""
     answerer = find_answerer(engine) if asked else None
     if asked:
         hardware = machine_asked(answerer, hardware) if here else hardware
         launch = only_on(hardware, launch, answerer)
-    grid = plan_grid(model, hardware, None, Record(default_folder()), base=launch, cache_types=_cache_types(launch))
+    grid = plan_grid(
+        model,
+        hardware,
+        None,
+        Record(default_folder()),
+        base=launch,
+        cache_types=_cache_types(launch),
+        projector=projector,
+    )
     if asked:
         grid = _refine(model, grid, answerer)
     if as_json:

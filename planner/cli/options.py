@@ -40,6 +40,7 @@ _NOT_COUNTED_VALUES = """
     -md,--model-draft,--spec-draft-model -ctkd,--cache-type-k-draft -ctvd,--cache-type-v-draft -ngld,--gpu-layers-draft
     -devd,--device-draft --lora --lora-scaled --control-vector --control-vector-scaled --rpc --moe-cache-mib
     -lzm,--lazy-mode --kv-unified-per-slot --pooling -cms,--checkpoint-min-step -hf,--hf-repo -hff,--hf-file
+    -mmdev,--mmproj-device --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens
 """
 _NOT_COUNTED_FLAGS = """
     --rerank,--reranking --op-offload --no-op-offload -bs,--backend-sampling --cache-idle-slots --no-cache-idle-slots
@@ -83,7 +84,8 @@ _OPTIONS = (
     click.option("--spec-type", type=click.Choice(["none", "draft-mtp"]), help="Guess ahead with the model itself."),
     click.option("--spec-draft-n-max", type=click.IntRange(1), metavar="N", help="Tokens guessed ahead."),
     click.option("-fit", "--fit", type=click.Choice(["on", "off"]), help="May what is left out be changed to fit."),
-    click.option("-mm", "--mmproj", metavar="FILE", help="A projector for images; named, but not counted yet."),
+    click.option("-mm", "--mmproj", metavar="FILE", help="A projector for images."),
+    click.option("--mmproj-offload/--no-mmproj-offload", default=None, help="The projector lies on an accelerator."),
     click.option("--no-host", is_flag=True, default=None, help="Host weights bypass pinned memory."),
 )
 

@@ -22,6 +22,7 @@ from planner.hardware import Hardware
 from planner.launch import Launch
 from planner.memory import MemoryPlan, Verdict, predict
 from planner.model import Model
+from planner.model.projector import open_projector
 from planner.units import format_bytes
 
 if TYPE_CHECKING:
@@ -71,20 +72,24 @@ def plan(
     launch = launch_from(options, pasted=is_pasted(words))
     hardware = other.hardware()
     opened = Model.open(chosen_model(words, model), header_only=header_only)
+    projector = open_projector(launch.mmproj, header_only=header_only) if launch.mmproj else None
     if as_grid:
         here = not other.is_asked
         if not asked and (engine or (here and _may_offload(hardware, launch))):
             hardware = _with_accelerators(hardware, engine)
-        return print_grid(opened, launch, hardware, engine, here=here, asked=asked, as_json=as_json)
+        return print_grid(
+            opened, launch, hardware, engine, here=here, asked=asked, as_json=as_json, projector=projector
+        )
     history = _history()
     comparison = None
     if asked:
-        comparison = _dry_run(opened, launch, hardware, engine, history, here=not other.is_asked)
+        comparison = _dry_run(opened, launch, hardware, engine, history, projector, here=not other.is_asked)
         prediction = comparison.plan
     else:
         if engine or (not other.is_asked and _may_offload(hardware, launch)):
             hardware = _with_accelerators(hardware, engine)
-        prediction = _predict(opened, _with_layers(opened, launch, hardware), hardware, history)
+        launch = _with_layers(opened, launch, hardware, projector)
+        prediction = _predict(opened, launch, hardware, history, projector)
     measured = history.same_launch(opened, prediction)
     if as_json:
         _print_document(opened, prediction, comparison, measured)
@@ -151,21 +156,21 @@ def _check_machine(other: OtherMachine, engine: Path | None, *, asked: bool) -> 
         raise UsageError(f"--engine names this machine's accelerators; {other.description} another.", "Use one.")
 
 
-def _with_layers(model: Model, launch: Launch, hardware: Hardware) -> Launch:
+def _with_layers(model: Model, launch: Launch, hardware: Hardware, projector: Model | None) -> Launch:
     """The launch with the layers on accelerators that `--fit` would put there, where it was left open."""
     if not launch.fit or not hardware.accelerators:
         return launch
     from planner.fit import fit_layers
 
-    fitted = fit_layers(model, launch, hardware)
+    fitted = fit_layers(model, launch, hardware, projector=projector)
     if fitted != launch and fitted.n_gpu_layers != model.hyperparameters.n_layer_all + 1:
         layers = "no layer" if fitted.device == "none" else f"{fitted.n_gpu_layers} layers"
         click.echo(f"With {layers} on accelerators, about as --fit would choose (-ngl says otherwise).", err=True)
     return fitted
 
 
-def _predict(model: Model, launch: Launch, hardware: Hardware, history: History) -> MemoryPlan:
-    return predict(model, launch, hardware, learned=history.learned(model, hardware))
+def _predict(model: Model, launch: Launch, hardware: Hardware, history: History, projector: Model | None) -> MemoryPlan:
+    return predict(model, launch, hardware, learned=history.learned(model, hardware), projector=projector)
 
 
 def _history() -> History:
@@ -180,7 +185,14 @@ def _history() -> History:
 
 
 def _dry_run(
-    model: Model, launch: Launch, hardware: Hardware, engine: Path | None, history: History, *, here: bool
+    model: Model,
+    launch: Launch,
+    hardware: Hardware,
+    engine: Path | None,
+    history: History,
+    projector: Model | None,
+    *,
+    here: bool,
 ) -> DryComparison:
     """The prediction held against llama.cpp's own accounting; `here` says that the machine is this one."""
     from planner.cli.dry_run import ask, find_answerer, machine_asked
@@ -191,8 +203,9 @@ def _dry_run(
         hardware = _with_accelerators(hardware, None)  # no server tells of any: this says why
     elif here:
         hardware = machine_asked(answerer, hardware)
-    launch = _with_layers(model, launch, hardware)
-    return compare(model, _predict(model, launch, hardware, history), ask(model, launch, answerer, hardware))
+    launch = _with_layers(model, launch, hardware, projector)
+    prediction = _predict(model, launch, hardware, history, projector)
+    return compare(model, prediction, ask(model, launch, answerer, hardware))
 
 
 def _may_offload(here: Hardware, launch: Launch) -> bool:

@@ -81,6 +81,8 @@ def _arguments(launch: Launch, model_path: Path) -> Iterator[_Argument]:
         yield _Argument("--fit", "off")
     if launch.mmproj is not None:
         yield _Argument("--mmproj", launch.mmproj)
+        if not launch.mmproj_offload:
+            yield _Argument("--no-mmproj-offload")
     if launch.device is not None:
         yield _Argument("--device", launch.device)
     if launch.spec_type != "none":

@@ -37,6 +37,8 @@ class DryRun:
     build: str
     """Whose answer it is: the commit of a llama-server, or the version of the library."""
     figures: tuple[DryFigure, ...] = ()
+    projector_bytes: int | None = None
+    """Weights and compute buffer of the projector (`--mmproj`), to 0.01 MiB; None where llama.cpp did not say."""
     refusal: str = ""
     """llama.cpp's own words where it would not start this launch; empty where it would."""
 

@@ -65,8 +65,10 @@ def who_answers(engine: Engine | None) -> Iterator[Engine | Library]:
 
 def _key(model: Model, launch: Launch, engine: Engine | Library) -> str:
     """What the answer is kept under; empty where it depends on the moment: llama.cpp splits a model over several
-    devices by their free memory.
+    devices by their free memory. Or on another file, a projector.
     """
+    if launch.mmproj is not None:
+        return ""
     if isinstance(engine, Library):
         return answer_key(model, f"{engine.build} {engine.identity}", launch)
     if len(engine.devices) > 1 and launch.split_mode != "none" and not launch.tensor_split:

@@ -31,6 +31,7 @@ _FAILED = re.compile(r"error while trying to fit params|failed to fit params")
 _FOLLOWS = re.compile(r"failed to (load|create_?\s?context with) model|exiting due to model loading error")
 """What llama-server says after any refusal, with the path of the ghost that it was asked about."""
 _ERROR = re.compile(r"^[\d.]+ E (?P<message>.+)$", re.MULTILINE)
+_PROJECTOR = re.compile(r"memory usage of mmproj is (?P<mib>\d+[.,]\d+) MiB")
 _LOADING = re.compile(r"load_tensors: loading model tensors|main: model loaded")
 
 
@@ -54,7 +55,14 @@ def server_dry_run(
         ) as server:
             rows = _await_rows(server)
             refusal = "" if rows else read_refusal(server.log_text)
-    return DryRun(way="llama-server", build=engine.build, figures=summed(_figures(rows)), refusal=refusal)
+            projector_bytes = read_projector(server.log_text)
+    return DryRun(
+        way="llama-server",
+        build=engine.build,
+        figures=summed(_figures(rows)),
+        projector_bytes=projector_bytes,
+        refusal=refusal,
+    )
 
 
 def _explicit(model: Model, launch: Launch) -> Launch:
@@ -105,6 +113,12 @@ def read_rows(text: str) -> list[DeviceMemory]:
         elif in_table and rows:
             return rows
     return []
+
+
+def read_projector(text: str) -> int | None:
+    """What the server says of a projector before it counts the model, which leaves room for it."""
+    match = _PROJECTOR.search(text)
+    return round(float(match["mib"].replace(",", ".")) * MIB) if match else None
 
 
 def read_refusal(text: str) -> str:

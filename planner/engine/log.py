@@ -30,7 +30,8 @@ _BUFFERS: tuple[tuple[BufferKind, re.Pattern[str]], ...] = (
     ("model", re.compile(r"load_tensors:\s*(?P<device>\S+) model buffer size\s*" + _MIB)),
     ("kv", re.compile(r":\s*(?P<device>\S+) KV buffer size\s*" + _MIB)),
     ("state", re.compile(r":\s*(?P<device>\S+) (?:RS|DSV4 \S+ state) buffer size\s*" + _MIB)),
-    ("compute", re.compile(r":\s*(?P<device>\S+) compute buffer size\s*" + _MIB)),
+    # Not `reserve_compute_meta:` (before: `alloc_compute_meta:`), which speaks of a projector.
+    ("compute", re.compile(r"(?<!compute_meta):\s*(?P<device>\S+) compute buffer size\s*" + _MIB)),
     ("output", re.compile(r":\s*(?P<device>\S+)\s+output buffer size\s*" + _MIB)),
 )
 _CACHE = re.compile(

@@ -118,6 +118,7 @@ def make_grid(
     cache_types: Sequence[CacheType] = MAIN_CACHE_TYPES,
     base: Launch = DIVIDED,
     learned: Learned = NOTHING_LEARNED,
+    projector: Model | None = None,
 ) -> Grid:
     """Every combination; growth is not bounded. `base` says everything else about the launches."""
     cells = (
@@ -136,6 +137,7 @@ def make_grid(
                 ),
                 hardware,
                 learned=learned,
+                projector=projector,
             ),
         )
         for cache_type in cache_types

@@ -11,7 +11,7 @@ from planner.memory import MemoryPlan, Verdict, predict
 from planner.model import Model
 
 
-def fit_layers(model: Model, launch: Launch, hardware: Hardware) -> Launch:
+def fit_layers(model: Model, launch: Launch, hardware: Hardware, *, projector: Model | None = None) -> Launch:
     """The launch with as many layers on the accelerators as they hold with a margin; all on the processor if none.
 
     A machine without accelerators, and a launch that says itself how many, come back unchanged.
@@ -24,7 +24,7 @@ def fit_layers(model: Model, launch: Launch, hardware: Hardware) -> Launch:
         return launch  # the plan says what is wrong with the header
     for count in range(n_layer_all + 1, 0, -1):
         candidate = replace(launch, n_gpu_layers=count)
-        if _accelerators_hold(predict(model, candidate, hardware)):
+        if _accelerators_hold(predict(model, candidate, hardware, projector=projector)):
             return candidate
     return replace(launch, device="none")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from planner.errors import ModelError
 from planner.hardware import DeviceKind, Hardware
@@ -14,6 +15,7 @@ from planner.memory.kv import kv_caches, kv_refusal, plan_kv, plan_states
 from planner.memory.learned import NOTHING_LEARNED, Learned, kinds_of_devices
 from planner.memory.placement import place, placement_refusal
 from planner.memory.plan import Allocation, MemoryPlan
+from planner.memory.projector import plan_projector, projector_refusal
 from planner.memory.server import plan_drivers, plan_growth, plan_overhead
 from planner.memory.unknown import guess_plan
 from planner.memory.weights import plan_weights
@@ -31,12 +33,14 @@ def predict(
     *,
     learned: Learned = NOTHING_LEARNED,
     prompt_tokens: int | None = None,
+    projector: Model | None = None,
 ) -> MemoryPlan:
     """What llama-server will hold for this launch, byte by byte.
 
     `learned` is what earlier runs taught of this model, machine and engine.
     `prompt_tokens` says how long a prompt each slot will have read when memory is looked at; None means the
     whole context. It changes what is resident, never what is reserved.
+    `projector` is the opened file that the launch names with `mmproj`.
 
     Always answers with a plan: a launch that llama.cpp would refuse and a model that is not understood are
     verdicts. Arguments that make no sense raised already, in `Launch`.
@@ -44,8 +48,14 @@ def predict(
     refusal = placement_refusal(launch, hardware)  # of the machine's devices, whatever the model
     if refusal:
         return _refused(launch, hardware, refusal)
+    for_images, missing = _projector(projector, launch, hardware, prompt_tokens)
     if model.rules is None:
-        return guess_plan(model, launch, hardware)
+        guess = guess_plan(model, launch, hardware)
+        return replace(
+            guess,
+            allocations=(*guess.allocations, *for_images),
+            missing=f"{guess.missing} {missing}".rstrip(),
+        )
     try:
         shape, layout = model.hyperparameters, model.layout
     except ModelError as error:
@@ -53,6 +63,8 @@ def predict(
     placement = place(shape.n_layer_all, launch, hardware)
     weights = plan_weights(model, launch, hardware, placement)
     refusal = _refusal(model, shape, layout, launch)
+    if launch.mmproj and projector is not None and not refusal:
+        refusal = projector_refusal(projector, shape.n_embd)
     if refusal:
         return _refused(launch, hardware, refusal, weights)
     context = resolve_context(launch, shape.n_ctx_train)
@@ -85,18 +97,29 @@ def predict(
                     ),
                 ),
                 plan_output(shape, launch, context),
+                *for_images,
                 *plan_drivers(placement, learned),
                 *plan_overhead(shape, context, learned.overhead.get(kinds)),
                 *plan_growth(layout, launch, context, caches, prompt_tokens),
             ],
         ),
-        missing="What the projector (--mmproj) holds is not known to this version." if launch.mmproj else "",
+        missing=missing,
         notes=_notes(model, launch, context.n_ctx_seq, shape.n_ctx_train, kinds),
     )
 
 
 def _refused(launch: Launch, hardware: Hardware, refusal: str, weights: tuple[Allocation, ...] = ()) -> MemoryPlan:
     return MemoryPlan(launch=launch, hardware=hardware, context=None, allocations=weights, refusal=refusal)
+
+
+def _projector(
+    projector: Model | None, launch: Launch, hardware: Hardware, prompt_tokens: int | None
+) -> tuple[list[Allocation], str]:
+    if launch.mmproj is None:
+        return [], ""
+    if projector is None:
+        return [], "What the projector (--mmproj) holds is not known, since its file was not read."
+    return plan_projector(projector, launch, hardware, prompt_tokens)
 
 
 def _refusal(model: Model, shape: Hyperparameters, layout: MemoryLayout, launch: Launch) -> str:

@@ -9,13 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from planner.engine.dry_figures import DryFigure, DryRun
+from planner.engine.log import ROUNDING_BYTES
 from planner.memory import Allocation, Component, MemoryPlan, predict
 from planner.model import Model
 from planner.units import format_bytes, format_mib
 
 _KNOWN_TO_LLAMA_CPP: tuple[Component, ...] = ("weights", "kv", "state", "compute", "output")
-_TAKEN_OVER: tuple[Component, ...] = ("kv", "state", "compute", "output")
+_TAKEN_OVER: tuple[Component, ...] = ("kv", "state", "compute", "output", "projector")
 """Not the weights: a dry run counts them as read, and a launch may map them."""
+
+_PROJECTOR: tuple[Component, ...] = ("projector",)
+_PADDING_BYTES = 1 << 16
+"""More than lies between the tensors of a projector."""
 
 _STILL_MISSING = (
     "This version does not know the architecture, and llama.cpp does: its own figures are in the table. What the "
@@ -75,12 +80,62 @@ def compare(model: Model, plan: MemoryPlan, dry_run: DryRun) -> DryComparison:
     if plan.refusal:
         note = f"{dry_run.way} {dry_run.build} itself does not refuse this launch."
         return DryComparison(dry_run=dry_run, rows=(), plan=replace(plan, notes=(*plan.notes, note)))
-    rows = _rows(model, plan, dry_run)
+    rows = (*_rows(model, plan, dry_run), *_projector_row(plan, dry_run))
     for row in rows:
-        plan = _taken_over(plan, row)
+        plan = _with_projector(plan, row) if row.components == _PROJECTOR else _taken_over(plan, row)
     if model.rules is None:
         plan = replace(plan, missing=_STILL_MISSING)
     return DryComparison(dry_run=dry_run, rows=rows, plan=plan)
+
+
+def _projector_row(plan: MemoryPlan, dry_run: DryRun) -> list[DryRow]:
+    """All of a projector, of which llama.cpp says one sum without the padding between its tensors."""
+    device, told = next((a.device for a in plan.allocations if a.buffer == "mmproj"), ""), dry_run.projector_bytes
+    if not device or told is None:
+        return []
+    figure = DryFigure(
+        device=device,
+        components=_PROJECTOR,
+        size_bytes=told,
+        low_bytes=told - ROUNDING_BYTES,
+        high_bytes=told + ROUNDING_BYTES + _PADDING_BYTES,
+    )
+    everywhere = [a for a in plan.allocations if a.component == "projector"]
+    known = any(a.buffer == "mmproj compute" for a in everywhere)
+    at_most = sum(a.reserved_bytes if a.high_bytes is None else a.high_bytes for a in everywhere)
+    return [
+        DryRow(
+            device=device,
+            components=_PROJECTOR,
+            predicted_bytes=sum(a.reserved_bytes for a in everywhere),
+            low_bytes=sum(a.reserved_bytes if a.low_bytes is None else a.low_bytes for a in everywhere),
+            high_bytes=at_most if known else max(at_most, figure.high_bytes),
+            figure=figure,
+        )
+    ]
+
+
+def _with_projector(plan: MemoryPlan, row: DryRow) -> MemoryPlan:
+    """The plan with what is left of llama.cpp's sum beside the weights, where the formula says nothing or another."""
+    if not row.delta_bytes or row.figure is None:
+        return plan
+    told = row.figure.size_bytes
+    found = next((a for a in plan.allocations if a.buffer == "mmproj compute" and a.device == row.device), None)
+    left = max(0, told - row.predicted_bytes + (found.reserved_bytes if found else 0))
+    compute = Allocation(
+        device=row.device,
+        component="projector",
+        buffer="mmproj compute",
+        reserved_bytes=left,
+        resident_bytes=left,
+        growth_bytes=found.growth_bytes if found else 0,
+        certainty="dry run",
+        low_bytes=max(0, left - ROUNDING_BYTES - _PADDING_BYTES),
+        high_bytes=left + ROUNDING_BYTES,
+        reason=f"what llama.cpp's dry run says of the projector, {format_mib(told)}, less everything else of it",
+    )
+    kept = tuple(a for a in plan.allocations if a is not found)
+    return replace(plan, allocations=(*kept, compute), missing=plan.missing if found else "")
 
 
 def _rows(model: Model, plan: MemoryPlan, dry_run: DryRun) -> tuple[DryRow, ...]:

@@ -29,6 +29,9 @@ def launch_of(words: str) -> Launch:
     [
         ("", "n_gpu_layers", None),
         ("-ngl 20", "n_gpu_layers", 20),
+        ("-mm mmproj.gguf", "mmproj", "mmproj.gguf"),
+        ("", "mmproj_offload", True),
+        ("--no-mmproj-offload", "mmproj_offload", False),
         ("-ngl 0", "n_gpu_layers", 0),
         ("-ngl all", "n_gpu_layers", None),
         ("-ngl auto", "n_gpu_layers", None),

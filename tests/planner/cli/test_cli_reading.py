@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from fake_engines import write_engine
 from planner_process import Planner, planner_command
+from projector_files import Shape, write_projector
 from samples import assert_sizes_are_named, gguf
 
 Fails = Callable[..., str]
@@ -225,6 +227,18 @@ def test_a_download_that_broke_off_names_both_sizes(
     assert "half.gguf is cut off" in sentence
     assert "the file has 20,000,000" in sentence
     assert f"{size:,}" in sentence
+
+
+def test_a_plan_counts_the_projector_for_images(
+    planner: Planner, fails: Fails, smollm_path: Path, tmp_path: Path
+) -> None:
+    mmproj = write_projector(tmp_path / "mmproj.gguf", Shape())
+    said = planner("plan", smollm_path, "--mmproj", mmproj, "-c", 512, "-np", 1, "--ram", "8G", "--cache-ram", 0)
+    assert said.returncode == 0
+    assert re.search(r"projector +mmproj +0\.50 +0\.50 +exact", said.stdout)
+    assert re.search(r"projector +mmproj compute +0\.22 +0\.22 +estimated", said.stdout)
+    assert "no projector" in fails(1, "plan", smollm_path, "--mmproj", smollm_path)
+    assert "There is no file" in fails(1, "plan", smollm_path, "--mmproj", tmp_path / "none.gguf")
 
 
 def test_the_header_of_a_download_that_broke_off_can_be_read(

@@ -114,6 +114,8 @@ def test_an_old_build_goes_without_a_flag_that_changes_nothing(engine: Engine, l
         (Launch(load_mode="none"), "--load-mode"),
         (Launch(device="none"), "--device"),
         (Launch(embeddings=True), "--embeddings"),
+        (Launch(mmproj="mmproj.gguf"), "--mmproj"),
+        (Launch(mmproj="mmproj.gguf", mmproj_offload=False), "--no-mmproj-offload"),
     ],
 )
 def test_an_old_build_without_a_flag_that_matters_is_refused_by_name(engine: Engine, launch: Launch, flag: str) -> None:

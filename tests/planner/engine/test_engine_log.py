@@ -48,6 +48,18 @@ def test_a_server_that_chose_its_slots_itself() -> None:
     assert log.buffer_bytes("output") == 4 * MIB
 
 
+def test_the_buffers_of_a_projector_are_none_of_the_model_s() -> None:
+    log = read("b11434-lv4-mmproj.log")
+    assert "CPU compute buffer size =     0.22 MiB" in (LOGS / "b11434-lv4-mmproj.log").read_text(encoding="utf-8")
+    assert in_mib(log) == [
+        ("model", "CPU_Mapped", 92.10),
+        ("output", "CPU", 0.19),
+        ("kv", "CPU", 11.25),
+        ("compute", "CPU", 15.14),
+    ]
+    assert log.loaded
+
+
 def test_a_log_of_json_lines() -> None:
     log = read("b11434-jsonl-lv4-q4.log")
     assert in_mib(log) == [
