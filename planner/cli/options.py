@@ -235,10 +235,14 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
 # Lists and parts, for sweeps --------------------------------------------------------------------------------
 
 
+_MOST_DIGITS = 10
+"""llama-server's own numbers have 31 bits."""
+
+
 def numbers(context: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...]:
     """Whole numbers from 1 on, separated by commas; none where the option is left out."""
     words = _words(value)
-    if not all(word.isdecimal() and int(word) for word in words):
+    if not all(word.isdecimal() and len(word) <= _MOST_DIGITS and int(word) for word in words):
         raise click.BadParameter(f"{value!r} is not a list of numbers like 4096,8192.", context, option)
     return tuple(int(word) for word in words)
 
