@@ -1,0 +1,157 @@
+"""A measurement as text for a terminal: one run, and what came of all of them."""
+
+from __future__ import annotations
+
+from planner.campaign import Campaign, Document
+from planner.cli.render import labelled, launch_summary, render_table
+from planner.measure import Measurement, Phase, Soak, Speed
+from planner.measure.growth import Growth
+from planner.reconcile.reconciliation import Reconciliation, Row
+from planner.units import MIB, format_bytes, format_mib, format_tokens, signed_mib
+
+_RUN_HEADER = ("MiB", "predicted", "dry run", "measured", "delta", "cause")
+
+
+def render_run(run: Reconciliation, growth: Growth | None = None) -> str:
+    """One run: the table of its components, resident memory over time, speed, and what a soak left."""
+    measurement = run.measurement
+    everyone, one = measurement.everyone, measurement.one
+    steady = measurement.steady
+    speeds = _speed(one) if one == everyone else f"{_speed(everyone)}; {_speed(one)}"
+    parts = [
+        "",
+        f"━━ {launch_summary(measurement.launch, run.plan)}",
+        render_table(_RUN_HEADER, map(_reserved_row, run.reserved), "lrrrrl"),
+        "",
+        render_table(("MiB", "predicted", "measured", "delta", "cause"), [_row(run.resident)], "lrrrl"),
+        labelled(
+            "",
+            f"{_mib(steady.anonymous_bytes)} of it anonymous, {_mib(steady.file_bytes)} mapped from files; "
+            f"peak of the run {_mib(measurement.peak_bytes)}",
+        ),
+        labelled(
+            "Speed",
+            f"{speeds}. Prompts of {one.prompt_tokens} tokens from seed {measurement.seed}, "
+            f"loaded in {measurement.load_seconds:.1f} s.",
+        ),
+        labelled("Memory", f"{_over_time(measurement)}."),
+    ]
+    if growth is not None and measurement.soak is not None:
+        parts.append(labelled("Soak", _soaked(measurement.soak, growth)))
+    return "\n".join(parts)
+
+
+_MOMENTS: dict[Phase, str] = {
+    "loading": "loading",
+    "ready": "ready",
+    "everyone": "everyone filling",
+    "steady": "steady",
+    "one": "one alone",
+    "idle": "idle",
+    "soak": "after the soak",
+}
+
+
+def _over_time(measurement: Measurement) -> str:
+    """Resident memory at the end of each phase."""
+    told = (
+        f"{_MOMENTS[phase.phase]} {format_bytes(phase.resident_bytes)}"
+        for phase in measurement.phases
+        if phase.phase in _MOMENTS and phase.resident_bytes is not None
+    )
+    return ", ".join(told) or "unknown"
+
+
+def _soaked(soak: Soak, growth: Growth) -> str:
+    until = "until nothing more was kept" if soak.ended == "level" else "until the time was over"
+    grew = "by an unknown amount" if growth.grown_bytes is None else f"by {format_bytes(growth.grown_bytes)}"
+    limit = "without limit" if growth.limit_bytes is None else f"by {format_bytes(growth.limit_bytes)} at most"
+    return (
+        f"{soak.conversations} conversations of {soak.tokens} tokens in {soak.seconds:.0f} s, {until}. The prompt "
+        f"cache holds {len(soak.kept)}, {format_mib(growth.kept_bytes)} MiB ({format_mib(growth.predicted_kept_bytes)} "
+        f"predicted). The server grew {grew} ({format_bytes(growth.predicted_bytes)} predicted) and may grow {limit}."
+    )
+
+
+def _speed(speed: Speed) -> str:
+    who = "one alone" if speed.users == 1 else f"{speed.users} at once"
+    return (
+        f"{who} {speed.prompt_tokens_per_s:.0f} tokens/s read and {speed.generated_tokens_per_s:.1f} written "
+        f"(first after {speed.first_token_s:.1f} s)"
+    )
+
+
+def _reserved_row(row: Row) -> tuple[str, ...]:
+    name, predicted, *rest = _row(row)
+    # llama.cpp's dry run prints whole MiB.
+    return (name, predicted, "" if row.dry_run_bytes is None else f"{row.dry_run_bytes // MIB:,}", *rest)
+
+
+def _row(row: Row) -> tuple[str, ...]:
+    delta = row.delta_bytes
+    return (
+        row.component,
+        format_mib(row.predicted_bytes),
+        _mib(row.measured_bytes),
+        "" if delta is None else signed_mib(delta),
+        row.cause,
+    )
+
+
+def _mib(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else format_mib(size_bytes)
+
+
+_SWEEP_HEADER = ("cache", "people", "tokens each", "MiB predicted", "measured", "read/s", "written/s", "engine")
+
+
+def _sweep_row(document: Document) -> tuple[str, ...]:
+    """One cell of a sweep, as its report tells it."""
+    launch, measured = document["predicted"]["launch"], document["measured"]
+    resident = document["reconciliation"]["resident"]
+    everyone = measured["everyone"]
+    return (
+        launch["cache_type_k"],
+        str(everyone["users"]),
+        format_tokens(document["predicted"]["context"]["n_ctx_slot"]) if document["predicted"]["context"] else "",
+        format_mib(resident["predicted_bytes"]),
+        _mib(resident["measured_bytes"]),
+        f"{everyone['prompt_tokens_per_s']:.0f}",
+        f"{everyone['generated_tokens_per_s']:.1f}",
+        measured["engine"]["build"],
+    )
+
+
+def render_campaign(campaign: Campaign) -> str:
+    """What to use."""
+    lines = [""]
+    if len(campaign.documents) > len(campaign.runs) or (campaign.documents and campaign.recommendation is None):
+        lines += [render_table(_SWEEP_HEADER, map(_sweep_row, campaign.documents), "lrrrrrrl"), ""]
+    for failure in campaign.failed:
+        lines.append(labelled("Failed", f"{failure.launch.cache_type_k}: {failure.error}"))
+    for plan in campaign.not_run:
+        lines.append(labelled("Not run", f"{plan.launch.cache_type_k}: {plan.verdict_reason}"))
+    if campaign.documents and campaign.recommendation is None:
+        return "\n".join(lines).rstrip()
+    if campaign.recommendation is None or campaign.recommended_command is None:
+        return "\n".join([*lines, "No launch can be recommended: none of them fits."])
+    cache_type = campaign.recommendation.launch.cache_type_k
+    return "\n".join(
+        [
+            *lines,
+            labelled("Use", f"the {cache_type} cache. {campaign.recommendation.reason}"),
+            labelled("", _what_ran(campaign)),
+            "",
+            f"    {campaign.recommended_command}",
+        ]
+    )
+
+
+def _what_ran(campaign: Campaign) -> str:
+    measured = [run.measurement for run in campaign.runs]
+    ran = "ran here, with a free port, a key and a more talkative log."
+    if not any(measurement.ghost for measurement in measured):
+        return f"This {ran}"
+    if any(measurement.stands_for is not None for measurement in measured):
+        return f"A ghost of this file {ran} The file itself was not loaded."
+    return f"A ghost {ran} It is gone: put the model itself in its place."
