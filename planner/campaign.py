@@ -277,7 +277,7 @@ def run_cells(
     if failed and not documents:
         raise failed[0].error
     earlier = [_told_candidate(job.plan(cell), sweep.ended[cell.name]) for cell in cells if cell.name in sweep.ended]
-    candidates = [*earlier, *map(_candidate, runs), *map(_unmeasured, not_run)]
+    candidates = [*earlier, *map(_candidate, runs), *map(_not_started, not_run)]
     return Campaign(
         runs=tuple(runs),
         not_run=tuple(not_run),
@@ -335,8 +335,10 @@ class _Job:
         }
 
 
-def _unmeasured(plan: MemoryPlan) -> Candidate:
-    return Candidate(launch=plan.launch, plan=plan, resident_bytes=plan.resident_bytes(device=CPU_DEVICE))
+def _not_started(plan: MemoryPlan) -> Candidate:
+    return Candidate(
+        launch=plan.launch, plan=plan, resident_bytes=plan.resident_bytes(device=CPU_DEVICE), may_start=False
+    )
 
 
 def _candidate(run: Reconciliation) -> Candidate:
@@ -352,8 +354,9 @@ def _candidate(run: Reconciliation) -> Candidate:
 def _told_candidate(plan: MemoryPlan, document: Document) -> Candidate:
     """A cell that was measured before the sweep was cut off."""
     measured = document["measured"]
-    return replace(
-        _unmeasured(plan),
+    return Candidate(
+        launch=plan.launch,
+        plan=plan,
         resident_bytes=measured["steady"]["resident_bytes"] or plan.resident_bytes(device=CPU_DEVICE),
         generated_tokens_per_s=measured["everyone"]["generated_tokens_per_s"],
     )

@@ -59,7 +59,7 @@ _SUFFIXES = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
 
 def parse_size(text: str) -> int:
     """Bytes of a size as people write it: `16G`, `512M`, `24GiB`, `1.5g`. Binary, as memory is sold."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     if match is None:
         raise UsageError(f"{text!r} is not a size.", "Write it like 16G or 512M.")
     size = round(float(match[1]) * _SUFFIXES[match[2].upper()])

@@ -260,7 +260,9 @@ def _from_windows(machine: Machine) -> _Findings:
         except LookupError as error:  # one figure that fails must not cost the others
             found.warnings.append(f"{name}: {source}: {error.args[0]}")
             continue
-        setattr(found, name, frozenset(answer or ()) if name == "features" else answer)
+        if name == "features":
+            answer = frozenset(word for word in answer or () if isinstance(word, str))
+        setattr(found, name, answer)
         found.sources.append(f"{name}: {source}")
     return found
 

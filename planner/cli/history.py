@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from planner.cli.render_history import render_history, render_kept
+from planner.errors import PlannerError
 from planner.reconcile.history import History, Run, in_force
 from planner.reconcile.record import Record, default_folder
 
@@ -53,7 +54,14 @@ def show(run: str, as_json: bool) -> None:
 
         click.echo(json.dumps(kept_document(found, report, log), indent=2))
     else:
-        click.echo(render_kept(found, report, log))
+        try:
+            page = render_kept(found, report, log)
+        except (AttributeError, KeyError, TypeError, ValueError):  # its line was changed by something else
+            raise PlannerError(
+                f"The report of run {found.id} is damaged.",
+                f"`planner history show {found.id} --json` prints it as it is.",
+            ) from None
+        click.echo(page)
 
 
 @history.command(context_settings=_HELP)

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from planner import __version__
+from planner.cli.amount import Amount
 from planner.errors import DoesNotFitError, PlannerError, UsageError
 
 EXIT_FAILED = 1
@@ -75,7 +76,7 @@ class _LazyGroup(click.Group):
 @click.option("--force", is_flag=True, help="Measure also what is predicted not to fit.")
 @click.option(
     "--ready-timeout",
-    type=click.FloatRange(min=0.1),
+    type=Amount(min=0.1),
     metavar="SECONDS",
     help="How long a server may load its model.  [default: 600]",
 )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from planner.campaign import (
     DEFAULT_USERS,
@@ -16,6 +17,7 @@ from planner.campaign import (
     machine_of,
     run_cells,
 )
+from planner.cli.amount import Amount
 from planner.cli.chosen import chosen_model, default_context
 from planner.cli.options import cache_types, numbers, part
 from planner.cli.progress import ProgressLine
@@ -57,11 +59,11 @@ from planner.units import format_bytes, format_tokens
     metavar="PART",
     help="How much of the context each person fills: 25%, full.  [default: one ubatch and a little more]",
 )
-@click.option("--soak", type=click.FloatRange(min=0.01), metavar="MINUTES", help="Then hold conversations.")
-@click.option("--deadline", type=click.FloatRange(min=0.01), metavar="MINUTES", help="End a run then.  [default: 60]")
+@click.option("--soak", type=Amount(min=0.01), metavar="MINUTES", help="Then hold conversations.")
+@click.option("--deadline", type=Amount(min=0.01), metavar="MINUTES", help="End a run then.  [default: 60]")
 @click.option("--resume", is_flag=True, help="Leave out what the last call that asked the same has measured.")
 @click.option("--force", is_flag=True, help="Measure also what is predicted not to fit.")
-@click.option("--ready-timeout", type=click.FloatRange(min=0.1), metavar="SECONDS", help="[default: 600]")
+@click.option("--ready-timeout", type=Amount(min=0.1), metavar="SECONDS", help="[default: 600]")
 @click.option("--attach", metavar="URL|PID", help="Hold a llama-server that is running against the prediction.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def measure_command(
@@ -90,6 +92,7 @@ def measure_command(
     if attach is not None:
         from planner.cli.attach import print_attached
 
+        _check_alone("--attach", "model", "as_json")
         print_attached(attach, model, as_json=as_json)
         return
     run_measure(
@@ -107,6 +110,19 @@ def measure_command(
         ready_timeout=ready_timeout,
         as_json=as_json,
     )
+
+
+def _check_alone(option: str, *beside: str) -> None:
+    """Raise where an option that takes nothing beside it but these was given with more."""
+    context = click.get_current_context()
+    given = [
+        parameter.opts[-1]
+        for parameter in context.command.params
+        if parameter.name not in (option.removeprefix("--"), *beside)
+        and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"{option} looks at what is there: leave out {', '.join(given)}.")
 
 
 def run_measure(

@@ -44,7 +44,6 @@ _NOT_COUNTED_VALUES = """
 """
 _NOT_COUNTED_FLAGS = """
     --rerank,--reranking --op-offload --no-op-offload -bs,--backend-sampling --cache-idle-slots --no-cache-idle-slots
-    --mmap --no-mmap --mlock
 """
 """Options that may decide memory and that no plan counts yet: they are named behind the plan."""
 
@@ -68,6 +67,8 @@ _OPTIONS = (
     click.option("--swa-full", is_flag=True, default=None, help="Windowed layers keep the whole context."),
     click.option("--repack/--no-repack", " /-nr", default=None, help="Rearrange weights for the processor."),
     click.option("-lm", "--load-mode", type=click.Choice(["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"])),
+    click.option("--mmap/--no-mmap", default=None, hidden=True),
+    click.option("--mlock", is_flag=True, default=None, hidden=True),
     click.option("-cram", "--cache-ram", type=click.IntRange(-1), metavar="MIB"),
     click.option("-ctxcp", "--ctx-checkpoints", type=click.IntRange(0), metavar="N"),
     click.option("--embedding", "--embeddings", "embeddings", is_flag=True, default=None, help="Serve embeddings."),
@@ -162,6 +163,8 @@ def launch_from(options: dict[str, Any], *, pasted: bool = False) -> Launch:
     cache_type = given.pop("cache_type", None)
     if cache_type:
         given = {"cache_type_k": cache_type, "cache_type_v": cache_type, **given}
+    if older := _older_load_mode(given.pop("mmap", None), given.pop("mlock", False)):
+        given = {"load_mode": older, **given}
     people = {name: given.pop(name) for name in _PEOPLE if name in given}
     slots = {name: given.pop(name) for name in _SLOTS if name in given}
     if not (people or slots or pasted or given.keys() - {"cache_type_k", "cache_type_v"}):
@@ -182,6 +185,13 @@ def _base(people: dict[str, int], slots: dict[str, Any]) -> Launch:
     if "context" not in people:
         raise UsageError("--users needs --context: how many tokens does each of them get?")
     return Launch.for_users(people.get("users", 1), people["context"])
+
+
+def _older_load_mode(mmap: bool | None, mlock: bool) -> str:
+    """The load mode that the switches of builds before `--load-mode` stand for; empty where none was given."""
+    if mlock:
+        return "mlock" if mmap is False else "mmap+mlock"
+    return "" if mmap is None else "mmap" if mmap else "none"
 
 
 def _as_is(value: Any) -> Any:
@@ -237,10 +247,14 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
 # Lists and parts, for sweeps --------------------------------------------------------------------------------
 
 
+_MOST_DIGITS = 10
+"""llama-server's own numbers have 31 bits."""
+
+
 def numbers(context: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...]:
     """Whole numbers from 1 on, separated by commas; none where the option is left out."""
     words = _words(value)
-    if not all(word.isdecimal() and int(word) for word in words):
+    if not all(word.isdecimal() and len(word) <= _MOST_DIGITS and int(word) for word in words):
         raise click.BadParameter(f"{value!r} is not a list of numbers like 4096,8192.", context, option)
     return tuple(int(word) for word in words)
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = b"1000"
@@ -56,6 +57,17 @@ def _offer_to_the_kernel() -> None:
         descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         os.write(descriptor, _OOM_SCORE)
         os.close(descriptor)
+
+
+def signal_group(process: subprocess.Popen[Any], name: Literal["SIGINT", "SIGKILL"]) -> None:
+    """Send a signal to a program and to what it started: the program named may be a script around it. It was started
+    as the leader of its own session.
+    """
+    with contextlib.suppress(OSError):
+        if sys.platform != "win32":
+            os.killpg(process.pid, signal.Signals[name])
+        else:
+            process.kill()
 
 
 class Keeper:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 
 from planner.engine.dry_figures import DryFigure, DryRun
-from planner.engine.dry_run_cache import DryRunCache, answer_key
+from planner.engine.dry_run_cache import DryRunCache, answer_key, default_path
 from planner.engine.dry_run_library import Library, library_is_here
 from planner.engine.dry_run_server import server_dry_run
 from planner.engine.find import Engine
@@ -22,8 +23,8 @@ __all__ = ["DryFigure", "DryRun", "DryRunCache", "Library", "dry_run", "library_
 
 
 @lru_cache(maxsize=1)
-def _shared_cache() -> DryRunCache:
-    return DryRunCache()
+def _shared_cache(path: Path) -> DryRunCache:
+    return DryRunCache(path)
 
 
 def dry_run(
@@ -39,7 +40,7 @@ def dry_run(
     A model that is only a header is asked about as the whole: the file's hole takes no disk. Raises EngineError
     where llama.cpp gives no answer; that it refuses the launch is an answer.
     """
-    cache = cache or _shared_cache()
+    cache = cache or _shared_cache(default_path())
     key = _key(model, launch, engine)
     known = cache.get(key) if key else None
     if known is not None:

@@ -64,7 +64,7 @@ def _read(path: Path) -> list[tuple[str, DryRun]]:
         return []
     answers = []
     for line in lines:
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        with contextlib.suppress(ValueError, OverflowError, KeyError, TypeError, AttributeError):
             entry = json.loads(line)
             if entry["version"] == _VERSION:
                 answers.append((str(entry["key"]), _answer(entry["answer"])))

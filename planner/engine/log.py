@@ -25,7 +25,9 @@ ROUNDING_BYTES = MIB // 200
 """Half of the last printed digit: a figure of the log may be this far from the true one."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_MIB = r"=\s*(?P<mib>\d+[.,]\d+) MiB"
+_SIZE = r"\d{1,12}[.,]\d{1,6}"
+"""Bounded, here and below: digits without end are no figure, and no number for Python either."""
+_MIB = rf"=\s*(?P<mib>{_SIZE}) MiB"
 _BUFFERS: tuple[tuple[BufferKind, re.Pattern[str]], ...] = (
     ("model", re.compile(r"load_tensors:\s*(?P<device>\S+) model buffer size\s*" + _MIB)),
     ("kv", re.compile(r":\s*(?P<device>\S+) KV buffer size\s*" + _MIB)),
@@ -35,19 +37,19 @@ _BUFFERS: tuple[tuple[BufferKind, re.Pattern[str]], ...] = (
     ("output", re.compile(r":\s*(?P<device>\S+)\s+output buffer size\s*" + _MIB)),
 )
 _CACHE = re.compile(
-    r"llama_kv_cache\w*: size =\s*[\d.,]+ MiB \(\s*(?P<cells>\d+) cells,\s*(?P<layers>\d+) layers"
-    r"(?:.*?K \((?P<k_type>\S+?)\):\s*(?P<k_mib>\d+[.,]\d+) MiB)?"
-    r"(?:, V \((?P<v_type>\S+?)\):\s*(?P<v_mib>\d+[.,]\d+) MiB)?"
+    r"llama_kv_cache\w*: size =\s*[\d.,]+ MiB \(\s*(?P<cells>\d{1,12}) cells,\s*(?P<layers>\d{1,12}) layers"
+    rf"(?:.*?K \((?P<k_type>\S+?)\):\s*(?P<k_mib>{_SIZE}) MiB)?"
+    rf"(?:, V \((?P<v_type>\S+?)\):\s*(?P<v_mib>{_SIZE}) MiB)?"
 )
 _CONTEXT = re.compile(
     r"(?:llama_context|llama_new_context_with_model|llama_init_from_model): "
-    r"(?P<key>n_ctx_seq|n_ctx_per_seq|n_ctx|n_batch|n_ubatch|n_seq_max)\s*= (?P<value>\d+)"
+    r"(?P<key>n_ctx_seq|n_ctx_per_seq|n_ctx|n_batch|n_ubatch|n_seq_max)\s*= (?P<value>\d{1,12})\b"
 )
 _RENAMED = {"n_ctx_per_seq": "n_ctx_seq"}
 _DEVICE = re.compile(r"using device (?P<name>\S+) \((?P<description>.*?)\)")
-_REMOTE = re.compile(r"RPC(?P<index>\d*)\[(?P<endpoint>.+)\]")
-_CHECKPOINT = re.compile(r"created context checkpoint .*size = (?P<mib>\d+[.,]\d+) MiB")
-_PROMPT_CACHE = re.compile(r"cache state: (?P<prompts>\d+) prompts, (?P<mib>\d+[.,]\d+) MiB")
+_REMOTE = re.compile(r"RPC(?P<index>\d{0,6})\[(?P<endpoint>.+)\]")
+_CHECKPOINT = re.compile(rf"created context checkpoint .*size = (?P<mib>{_SIZE}) MiB")
+_PROMPT_CACHE = re.compile(rf"cache state: (?P<prompts>\d+) prompts, (?P<mib>{_SIZE}) MiB")
 _NEW_MODEL = re.compile(r"load_tensors: loading model tensors")
 _LOADED = re.compile(r": model loaded$")
 _FEATURE = re.compile(r"\b(?P<name>[A-Z][A-Z0-9_]+) = 1\b")
@@ -152,7 +154,7 @@ def plain_line(line: str) -> str:
         seconds, millis = divmod(millis, 1000)
         clock = f"{seconds // 60}.{seconds % 60:02}.{millis:03}.{micros:03}"
         return f"{clock} {entry['level'][0].upper()} {entry['msg']}"
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, OverflowError, KeyError, TypeError, IndexError):
         return line
 
 

@@ -13,7 +13,7 @@ from planner.hardware import CPU_DEVICE
 from planner.units import MIB
 
 _HEAD = re.compile(r"memory breakdown \[MiB\]")
-_NUMBER = r"\s*(-?\d+)\s*"
+_NUMBER = r"\s*(-?\d{1,20})\s*"
 _ROW = re.compile(
     r"memory_breakdown_print: \|\s+- (?P<name>\S+)(?: \((?P<description>.*)\))?\s*\|"
     rf"(?:{_NUMBER}={_NUMBER}\+ \()?{_NUMBER}={_NUMBER}\+{_NUMBER}\+{_NUMBER}(?:\)\s*\+{_NUMBER})?\|"
@@ -91,7 +91,7 @@ def event_rows(line: str) -> tuple[DeviceMemory, ...] | None:
             )
             for row in rows
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, OverflowError, KeyError, TypeError, AttributeError):
         return None  # the line was cut off, or means something else in this build
 
 

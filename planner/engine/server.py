@@ -8,17 +8,15 @@ import json
 import os
 import re
 import secrets
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
-from planner.engine.child import Keeper, before_exec, interrupts_held_back
+from planner.engine.child import Keeper, before_exec, interrupts_held_back, signal_group
 from planner.engine.environment import without_settings
 from planner.engine.faults import EngineFault, diagnose, own_words
 from planner.engine.log import EngineLog, plain_line, read_line
@@ -197,7 +195,7 @@ class LlamaServer:
         """End it at once, from any thread. Whoever waits for it gets the fault."""
         self._ended_for = self._ended_for or fault
         if self._process is not None and self._process.poll() is None:
-            _signal_all(self._process, "SIGKILL")
+            signal_group(self._process, "SIGKILL")
 
     def has_ended(self) -> bool:
         """Whether the server has ended; its log is complete then."""
@@ -292,11 +290,11 @@ class LlamaServer:
         try:
             grace_s = STOP_GRACE_S if self._stop_grace_s is None else self._stop_grace_s
             if grace_s and process.poll() is None:
-                _signal_all(process, "SIGINT")
+                signal_group(process, "SIGINT")
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=grace_s)
         finally:  # also when a second Ctrl-C comes while we wait
-            _signal_all(process, "SIGKILL")
+            signal_group(process, "SIGKILL")
             process.wait()
             if self._keeper is not None:
                 self._keeper.dismiss()
@@ -307,15 +305,6 @@ class LlamaServer:
         if process.stdout is not None:
             with contextlib.suppress(OSError, ValueError):
                 process.stdout.close()
-
-
-def _signal_all(process: subprocess.Popen[str], name: Literal["SIGINT", "SIGKILL"]) -> None:
-    """Send a signal to the server and to what it started: the program named may be a script around it."""
-    with contextlib.suppress(OSError):
-        if sys.platform != "win32":
-            os.killpg(process.pid, signal.Signals[name])  # the leader of its own session
-        else:
-            process.kill()
 
 
 def _decode(text: bytes) -> dict[str, Any]:

@@ -20,6 +20,8 @@ class Candidate:
     """In memory with every slot used: measured where it was, else predicted."""
     generated_tokens_per_s: float | None = None
     """Of all people together; None where it was not measured."""
+    may_start: bool = True
+    """One that would leave the machine too little is named as passed over, and never recommended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation | None:
 
     Quality of a cache type is its precision: f16 loses nothing, q8_0 next to nothing, q4_0 is noticed.
     """
-    usable = [candidate for candidate in candidates if candidate.plan.verdict in _ORDER]
+    usable = [candidate for candidate in candidates if candidate.may_start and candidate.plan.verdict in _ORDER]
     if not usable:
         return None
     best = min(usable, key=lambda candidate: (_ORDER[candidate.plan.verdict], _coarseness(candidate)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,14 +74,24 @@ def full_report(report: Mapping[str, Any], version: str | None, devices: Sequenc
 def read_replay(path: Path) -> Replay:
     """The machine of a report in a file. Raises PlannerError where it cannot be read as one."""
     try:
-        if path.stat().st_size > _LARGEST_BYTES:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_BYTES + 1)  # the size that is told of a pipe or a device is none
+        if len(content) > _LARGEST_BYTES:
             raise PlannerError(f"{path} is too large for a report of a machine.")
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(content.decode("utf-8"), parse_float=_finite, parse_constant=_finite)
     except OSError as error:
         raise PlannerError(f"{path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):
         raise PlannerError(f"{path} is no JSON document.", "Make a report with `planner hardware --json`.") from None
     return replay(document)
+
+
+def _finite(text: str) -> float:
+    """A number of JSON, which knows no infinity."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
 
 
 def replay(document: Any) -> Replay:
@@ -98,11 +109,17 @@ def _engine(document: Any) -> KeptEngine | None:
             KeptDevice(
                 name=str(device["name"]),
                 description=str(device["description"]),
-                total_bytes=int(device["total_bytes"]),
-                free_bytes=int(device["free_bytes"]),
+                total_bytes=_size(device["total_bytes"]),
+                free_bytes=_size(device["free_bytes"]),
             )
             for device in document["devices"]
         ]
     except (KeyError, TypeError, ValueError):
         raise PlannerError("The report's list of the engine's devices is not understood.") from None
     return KeptEngine(version=str(document.get("version", "unknown")), devices=tuple(devices))
+
+
+def _size(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(value)
+    return value

@@ -77,12 +77,20 @@ def find_server(target: str) -> RunningServer:
     if target.isdecimal():
         pid = int(target)
         return _look(pid, _address_of(pid))
-    parts = urlsplit(target if "//" in target else f"http://{target}")
-    if not parts.hostname or not parts.port or parts.scheme != "http":
+    try:
+        parts = urlsplit(target if "//" in target else f"http://{target}")
+        host, port = parts.hostname, parts.port
+    except ValueError:  # a port beyond 65535, brackets that do not close
+        host = port = None
+    if not host or not port or parts.scheme != "http":
         raise UsageError(f"{target!r} is neither a process id nor an address like http://127.0.0.1:8080.")
-    if parts.hostname not in _HERE:
+    if host not in _HERE:
         raise UsageError(f"{target} is not on this machine, so what it holds is not to be seen.", "Run planner there.")
-    return _look(_listener(parts.hostname, parts.port), f"http://{parts.hostname}:{parts.port}")
+    return _look(_listener(host, port), _url(host, port))
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _look(pid: int, url: str | None) -> RunningServer:
@@ -109,8 +117,15 @@ def _look(pid: int, url: str | None) -> RunningServer:
         folder=Path(folder),
         program=Path(program) if program else None,
         properties=properties if isinstance(properties, dict) else {},
-        busy=sum(slot.get("is_processing") is True for slot in slots) if isinstance(slots, list) else None,
+        busy=_at_work(slots),
     )
+
+
+def _at_work(slots: Any) -> int | None:
+    """How many slots are at work; None where this is no list of slots."""
+    if not isinstance(slots, list) or not all(isinstance(slot, dict) for slot in slots):
+        return None
+    return sum(slot.get("is_processing") is True for slot in slots)
 
 
 def _listener(host: str, port: int) -> int:
@@ -140,8 +155,7 @@ def _address_of(pid: int) -> str | None:
     for connection in connections:
         if connection.status == psutil.CONN_LISTEN:
             host = connection.laddr.ip
-            host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-            return f"http://{host}:{connection.laddr.port}"
+            return _url({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), connection.laddr.port)
     return None
 
 

@@ -59,10 +59,18 @@ def prompt_tokens(server: LlamaServer, count: int, seed: int) -> list[int]:
     words = random.Random(seed)
     text = " ".join(words.choice(_WORDS) for _ in range(count))
     answer = server.post("/tokenize", {"content": text}, timeout_s=ANSWER_TIMEOUT_S)
-    tokens = [int(token) for token in answer.get("tokens", [])]
+    tokens = tokens_of(answer)
     if not tokens:
         raise EngineError("llama-server turned a text of plain words into no tokens.")
     return (tokens * (count // len(tokens) + 1))[:count]
+
+
+def tokens_of(answer: Mapping[str, Any]) -> list[int]:
+    """The tokens that an answer tells. Raises EngineFault where they are none."""
+    tokens = answer.get("tokens", [])
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        raise EngineFault("llama-server answered with tokens that are no numbers.", kind="answer")
+    return tokens
 
 
 @dataclass(slots=True)
@@ -131,9 +139,10 @@ def complete(
     }
     last: dict[str, Any] = {}
     for last in server.stream("/completion", body, timeout_s=ANSWER_TIMEOUT_S):
-        answer.tokens += map(int, last.get("tokens", []))
+        answer.tokens += tokens_of(last)
         # A token that ends within a character is held back; it is counted with the next one that is told.
-        predicted = last.get("tokens_predicted", len(answer.tokens))
+        predicted = last.get("tokens_predicted")
+        predicted = predicted if isinstance(predicted, int) else len(answer.tokens)
         answer.moments += [time.monotonic()] * (predicted - len(answer.moments))
     if len(answer.moments) < generated_tokens:
         _raise_short(len(prompt), len(answer.moments), generated_tokens, out_of_context=last.get("truncated") is True)

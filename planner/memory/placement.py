@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from planner.hardware import CPU_DEVICE, Device, Hardware
 from planner.launch import Launch
+from planner.model.hyperparameters import MAX_LAYERS
 
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _DENSE_FFN = r"\.ffn_(up|down|gate)\."
@@ -154,11 +155,12 @@ def _place(
 
 
 def _overrides(launch: Launch) -> tuple[tuple[str, str], ...]:
+    # Whoever means all layers may write any number.
     overrides = list(launch.override_tensor)
     if launch.cpu_moe:
         overrides.append((_EXPERTS, CPU_DEVICE))
-    overrides += [(rf"blk\.{layer}{_EXPERTS}", CPU_DEVICE) for layer in range(launch.n_cpu_moe)]
-    overrides += [(rf"blk\.{layer}{_DENSE_FFN}", CPU_DEVICE) for layer in range(launch.n_cpu_ffn)]
+    overrides += [(rf"blk\.{layer}{_EXPERTS}", CPU_DEVICE) for layer in range(min(launch.n_cpu_moe, MAX_LAYERS))]
+    overrides += [(rf"blk\.{layer}{_DENSE_FFN}", CPU_DEVICE) for layer in range(min(launch.n_cpu_ffn, MAX_LAYERS))]
     return tuple(overrides)
 
 

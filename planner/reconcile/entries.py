@@ -56,6 +56,8 @@ def _take(entries: Entries, entry: dict[str, Any], line: bytes) -> None:
         if "body_of" not in entry:
             entries.later[str(entry["id"])] = version
     elif "body_of" in entry:
+        if not isinstance(entry["run"], dict) or not isinstance(entry["log"], str):
+            raise TypeError("a report is no document, or its log no text")
         entries.bodies.append((entry["body_of"], entry["run"], entry["log"]))
     elif version == _FIRST:
         run = _first_version(entry, line)
@@ -73,12 +75,15 @@ def _run(entry: dict[str, Any]) -> Run:
         raise TypeError("a figure is no number")
     if not all(isinstance(entry[name], str) for name in _WORDS) or not isinstance(measured, (int, type(None))):
         raise TypeError("a name is no text")
+    context, kinds = dict(entry["context"]), tuple(entry["kinds"])
+    if not all(isinstance(tokens, int) for tokens in context.values()) or not all(isinstance(k, str) for k in kinds):
+        raise TypeError("a context has no figures, or a back end no name")
     return Run(
         **{name: entry[name] for name in (*_WORDS, *_NUMBERS)},
         measured_bytes=measured,
-        kinds=tuple(entry["kinds"]),
+        kinds=kinds,
         launch=dict(entry["launch"]),
-        context=dict(entry["context"]),
+        context=context,
         lessons=Lessons.read(entry["lessons"]),
     )
 

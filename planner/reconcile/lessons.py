@@ -70,11 +70,19 @@ class Lessons:
         overhead = document["overhead_bytes"]
         if not (overhead is None or (type(overhead) is int and overhead > 0)):
             raise ValueError("an overhead is a size")
-        return cls(
-            overhead_bytes=overhead,
-            drivers=tuple(DriverLesson(**lesson) for lesson in document["drivers"]),
-            compute=tuple(ComputeLesson(**lesson) for lesson in document["compute"]),
-        )
+        drivers = tuple(DriverLesson(**lesson) for lesson in document["drivers"])
+        compute = tuple(ComputeLesson(**lesson) for lesson in document["compute"])
+        for driver in drivers:
+            _check(driver.device, driver.size_bytes, least=0)
+        for lesson in compute:
+            _check(lesson.device, lesson.reserved_bytes, lesson.predicted_bytes, least=1)
+        return cls(overhead_bytes=overhead, drivers=drivers, compute=compute)
+
+
+def _check(device: object, *sizes: object, least: int) -> None:
+    """Raise ValueError where something else was kept than a name and sizes."""
+    if not isinstance(device, str) or not all(type(size) is int and size >= least for size in sizes):
+        raise ValueError("a lesson is of sizes on a device")
 
 
 def driver_told(lessons: Sequence[tuple[str, DriverLesson]]) -> LearnedSize | None:

@@ -81,7 +81,11 @@ class PlannerApp(App[object]):
 
     async def run_async(self, *args: Any, **settings: Any) -> object:
         """Run until closed; the terminal is given back when this returns, the threads may still be ending."""
-        result = await super().run_async(*args, **settings)
+        try:
+            result = await super().run_async(*args, **settings)
+        finally:
+            if not self.is_headless:
+                _leave_the_terminal()
         if self._main.is_measuring and not self.is_headless:
             print("Stopping llama-server …", file=sys.stderr)
         return result
@@ -98,3 +102,13 @@ class PlannerApp(App[object]):
     def action_help(self) -> None:
         """Show the keys."""
         self.push_screen(HelpDialog())
+
+
+def _leave_the_terminal() -> None:
+    """Take back Textual's handlers of stopping and going on: a terminal that closes while threads are ending sends
+    SIGCONT, at which Textual would read from it again, for ever.
+    """
+    for name in ("SIGTSTP", "SIGCONT"):
+        if hasattr(signal, name):
+            with contextlib.suppress(ValueError):
+                signal.signal(getattr(signal, name), signal.SIG_DFL)

@@ -214,13 +214,13 @@ class MainScreen(ThreadedScreen, inherit_bindings=False):
 
     def _start_measuring(self, *, ghost: bool) -> None:
         if (ready := self._ready()) is not None:
-            selected, hardware, engine = ready
+            selected, engine = ready
             self._measuring = Running(selected, self._sources.clock(), ghost)
             self.query_one(StatusLine).clear()
             self.refresh_bindings()
             self._show_progress()
             self.workers.cancel_group(self, "refine")  # dry runs would take the processor from what is measured
-            self._measure(self._measuring, hardware, engine)
+            self._measure(self._measuring, engine)
 
     def action_dry_run(self) -> None:
         """Ask llama.cpp itself about the selected cell."""
@@ -232,14 +232,14 @@ class MainScreen(ThreadedScreen, inherit_bindings=False):
         if (ready := self._ready()) is not None:
             self._write_command(*ready)
 
-    def _ready(self) -> tuple[Selected, Hardware, Engine] | None:
+    def _ready(self) -> tuple[Selected, Engine] | None:
         """What measuring and copying need; where the engine is missing, the person is told."""
-        if self._selected is None or self._hardware is None:
+        if self._selected is None:
             return None
         if self._engine is None:
             self.query_one(StatusLine).show_error(self._engine_problem or text.SEEKING_ENGINE)
             return None
-        return self._selected, self._hardware, self._engine
+        return self._selected, self._engine
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Either measure or stop, never both."""

@@ -116,9 +116,9 @@ class ThreadedScreen(Screen[None]):
             self.post_message(messages.DryRunMade(selected, made))
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="command")
-    def _write_command(self, selected: Selected, hardware: Hardware, engine: Engine) -> None:
+    def _write_command(self, selected: Selected, engine: Engine) -> None:
         try:
-            command = write_command(selected, hardware, engine)
+            command = write_command(selected, engine)
         except PlannerError as error:
             self.post_message(messages.Refused(str(error)))
         else:
@@ -126,7 +126,7 @@ class ThreadedScreen(Screen[None]):
 
     # The server dies with the thread that started it (Linux), so one thread runs the whole measurement.
     @work(thread=True, exclusive=True, exit_on_error=False, group="measure")
-    def _measure(self, running: Running, hardware: Hardware, engine: Engine) -> None:
+    def _measure(self, running: Running, engine: Engine) -> None:
         worker = get_current_worker()
         ended = messages.MeasurementEnded(running.selected)
 
@@ -136,7 +136,6 @@ class ThreadedScreen(Screen[None]):
         try:
             ended.run = measure_cell(
                 running.selected,
-                hardware,
                 engine,
                 self._sources,
                 ghost=running.ghost,

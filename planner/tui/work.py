@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from planner.campaign import Campaign, launches_for, seen_by
+from planner.campaign import Campaign, seen_by
 from planner.engine.arguments import server_arguments
 from planner.engine.dry_run import Library, dry_run
 from planner.engine.find import Engine
@@ -103,12 +103,12 @@ def ask_cell(
     hardware = seen_by(engine, hardware) if engine else hardware
     with sources.answerer(engine) as answerer, to_ask(selected.choice) as model:
         answer = dry_run(model, launch, answerer, cancelled=cancelled)
-        return compare(model, predict(model, launch, hardware), answer)
+        learned = sources.record.learned(model, hardware, engine.build if engine else None)
+        return compare(model, predict(model, launch, hardware, learned=learned), answer)
 
 
 def measure_cell(
     selected: Selected,
-    hardware: Hardware,
     engine: Engine,
     sources: Sources,
     *,
@@ -116,14 +116,14 @@ def measure_cell(
     on_progress: Callable[[Progress], None],
     cancelled: Callable[[], bool],
 ) -> Reconciliation:
-    """Run the cell's launch, planned for `hardware`, for real: of the file, or of a ghost of it.
+    """Run the launch that the cell was planned with for real: of the file, or of a ghost of it.
 
     Raises PlannerError and Cancelled; no server is left in any case.
     """
     with to_run(selected.choice, ghost=ghost) as model:
         campaign = sources.run(
             model,
-            _launches(model, selected.cell, hardware, engine),
+            (selected.cell.plan.launch,),
             engine,
             sources.record,
             on_progress=lambda _index, progress: on_progress(progress),
@@ -135,7 +135,7 @@ def measure_cell(
     return campaign.runs[0]
 
 
-def write_command(selected: Selected, hardware: Hardware, engine: Engine) -> str:
+def write_command(selected: Selected, engine: Engine) -> str:
     """The command that starts what `measure_cell` would measure, quoted for a shell."""
     choice, cell = selected.choice, selected.cell
     if choice.model is None or choice.problem:
@@ -147,16 +147,5 @@ def write_command(selected: Selected, hardware: Hardware, engine: Engine) -> str
         )
     if cell.plan.refusal:
         raise UsageError(cell.plan.refusal)
-    (launch,) = _launches(choice.model, cell, hardware, engine)
     path = choice.model.path.absolute()
-    return shell_command([str(engine.path), *server_arguments(launch, path, engine.flags)])
-
-
-def _launches(model: Model, cell: Cell, hardware: Hardware, engine: Engine) -> tuple[Launch, ...]:
-    return launches_for(
-        model,
-        seen_by(engine, hardware),
-        users=cell.users,
-        ctx_per_user=cell.ctx_per_user,
-        cache_types=(cell.cache_type,),
-    )
+    return shell_command([str(engine.path), *server_arguments(cell.plan.launch, path, engine.flags)])

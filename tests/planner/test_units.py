@@ -54,7 +54,7 @@ def test_a_size_is_read_as_people_write_it(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "G", "-1G", "16X", "1,5G", "16GG", "lots"])
+@pytest.mark.parametrize("text", ["", "G", "-1G", "16X", "1,5G", "16GG", "lots", "9" * 400 + "G"])
 def test_what_is_no_size_is_quoted_with_the_way_out(text: str) -> None:
     with pytest.raises(UsageError, match=r"is not a size\. Write it like 16G or 512M\.") as caught:
         parse_size(text)

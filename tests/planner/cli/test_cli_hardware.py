@@ -171,6 +171,10 @@ def test_every_page_keeps_to_the_terminal(
         assert line == line.rstrip()
 
 
+_WITH_DEVICE = """{"report": {"report_version": 1}, "engine": {"devices": [
+    {"name": "CUDA0", "description": "x", "total_bytes": %s, "free_bytes": %s}]}}"""
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -179,12 +183,21 @@ def test_every_page_keeps_to_the_terminal(
         ("{}", "Make one with `python -m probes --json` or `planner hardware --json`"),
         ('{"report_version": 99}', "its report_version is 99"),
         ('{"report": {"report_version": 1}, "engine": {"devices": [{}]}}', "list of the engine's devices"),
+        (_WITH_DEVICE % (1 << 30, -1), "list of the engine's devices"),
+        (_WITH_DEVICE % ("1e400", 0), "is no JSON document"),
+        (_WITH_DEVICE % ("NaN", 0), "is no JSON document"),
     ],
 )
 def test_what_is_no_report_is_said(fails: Fails, tmp_path: Path, content: str, said: str) -> None:
     path = tmp_path / "report.json"
     path.write_text(content)
     assert said in fails(1, "hardware", "--from", path)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no /dev/zero")
+def test_a_report_without_end_is_not_read_for_ever(fails: Fails) -> None:
+    """The size that the system tells of a device or a pipe is none."""
+    assert "is too large for a report" in fails(1, "hardware", "--from", "/dev/zero")
 
 
 def test_a_report_that_is_not_there(fails: Fails, tmp_path: Path) -> None:

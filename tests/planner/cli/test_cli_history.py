@@ -186,3 +186,16 @@ def test_a_record_that_cannot_be_read_is_a_sentence(
     record.path.mkdir(parents=True)
     assert "cannot be read: Is a directory" in fails(1, "history")
     assert planner("plan", gemma_path).returncode == 0
+
+
+@pytest.mark.parametrize("wrong", [None, "x", {"reserved": [None]}])
+def test_a_report_that_something_else_changed_is_a_sentence(
+    fails: Fails, planner: Planner, kept: Callable[..., str], record: Record, wrong: object
+) -> None:
+    run = kept()
+    body, head = record.path.read_bytes().splitlines()
+    changed = json.loads(body)
+    changed["run"]["reconciliation"] = wrong
+    record.path.write_bytes(json.dumps(changed, separators=(",", ":")).encode() + b"\n" + head + b"\n")
+    assert fails(1, "history", "show", run).startswith(f"The report of run {run} is damaged.")
+    assert f'"reconciliation": {json.dumps(wrong)[0]}' in planner("history", "show", run, "--json").stdout

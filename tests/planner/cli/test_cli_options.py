@@ -118,3 +118,17 @@ def test_a_value_that_makes_no_sense_is_one_sentence(words: str, said: str) -> N
         launch_of(words)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [
+        ("--no-mmap", "none"),
+        ("--mmap", "mmap"),
+        ("--mlock", "mmap+mlock"),
+        ("--no-mmap --mlock", "mlock"),
+        ("--no-mmap --load-mode dio", "dio"),
+    ],
+)
+def test_switches_of_builds_before_the_load_mode_count(words: str, mode: str) -> None:
+    assert launch_of(words).load_mode == mode

@@ -121,6 +121,12 @@ def test_a_process_that_is_no_server_is_refused(fails: Fails) -> None:
         ("--fill 120%", "'120%' is no part of a context"),
         ("--fill half", "'half' is no part of a context"),
         ("--fill 0%", "'0%' is no part of a context"),
+        ("--soak nan", "'nan' is not a number that can be counted to"),
+        ("--deadline inf", "'inf' is not a number that can be counted to"),
+        ("--ready-timeout nan", "'nan' is not a number that can be counted to"),
+        ("--soak 0", "0.0 is not in the range"),
+        (f"--context {'9' * 5000}", "is not a list of numbers"),
+        ("--attach 1 --soak 3 --ghost", "leave out --ghost, --soak"),
     ],
 )
 def test_what_is_no_list_and_no_part_is_refused(fails: Fails, smollm_path: Path, words: str, sentence: str) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from fake_engines import MISSING_LIBRARY, VERSION_LINE, write_engine, write_script
 
@@ -182,6 +183,23 @@ def test_a_hanging_engine_is_given_up_also_when_its_child_keeps_the_output_open(
     with pytest.raises(EngineError, match="did not answer"):
         identify(write_engine(tmp_path / "s", version="sleep 8"), "option")
     assert time.monotonic() - start < 5
+
+
+def test_nothing_is_left_of_a_script_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find, "_PROBE_TIMEOUT_S", 1)
+    with pytest.raises(EngineError, match="did not answer"):
+        identify(write_engine(tmp_path / "s", version=f"sleep 600 & echo $! > {tmp_path}/pid; wait"), "option")
+    child = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_program_that_goes_on_printing_is_not_read_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find, "_MOST_CHARACTERS", 1000)
+    with pytest.raises(EngineError, match="--version"):
+        identify(write_engine(tmp_path / "s", version="exec yes"), "option")
 
 
 def test_output_that_is_no_utf8_does_not_disturb(tmp_path: Path) -> None:

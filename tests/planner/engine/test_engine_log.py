@@ -408,3 +408,20 @@ def test_a_log_that_is_cut_off_anywhere_is_read_as_far_as_it_goes(name: str) -> 
             read = read_line(before, line[:cut])
             assert len(read.buffers) in (len(before.buffers), len(after.buffers))
             assert len(read.caches) in (len(before.caches), len(after.caches))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "load_tensors:   CPU_Mapped model buffer size = {}.00 MiB",
+        "llama_context: n_ctx         = {}",
+        "llama_kv_cache: size = 1.00 MiB ( {} cells,   3 layers,  4/1 seqs), K (f16): 0.50 MiB, V (f16): 0.50 MiB",
+        "slot created context checkpoint 1 of 32 (pos_min = 0, size = {}.000 MiB)",
+        "srv  update:  - cache state: 1 prompts, {}.000 MiB (limits: 32.000 MiB, 1024 tokens)",
+        "common_memory_breakdown_print: |   - Host | {} = 1 + 1 + 1 |",
+        '{{"type":"log","time":1e400,"level":"info","msg":"{}"}}',
+        '{{"event":"fit_memory_breakdown","data":{{"rows":[{{"name":"x","self":1e400,"model":{},"context":0}}]}}}}',
+    ],
+)
+def test_digits_without_end_are_no_figure(line: str) -> None:
+    assert read_log([line.format("9" * 5000)]) == EngineLog()

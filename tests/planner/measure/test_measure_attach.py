@@ -6,9 +6,11 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -103,7 +105,9 @@ def test_a_port_that_nobody_listens_on() -> None:
         find_server(f"http://127.0.0.1:{port}")
 
 
-@pytest.mark.parametrize("target", ["nonsense", "http://127.0.0.1", "https://127.0.0.1:80"])
+@pytest.mark.parametrize(
+    "target", ["nonsense", "http://127.0.0.1", "https://127.0.0.1:80", "localhost:99999", "http://[", "http://[::1:80"]
+)
 def test_what_is_neither_a_process_nor_an_address(target: str) -> None:
     with pytest.raises(UsageError, match="neither a process id nor an address"):
         find_server(target)
@@ -139,3 +143,34 @@ def test_more_than_it_should_ever_take_is_unexplained(smollm: Model) -> None:
     *_, rest = hold_attached(plan, plan, replace(sample, resident_bytes=51 * MIB), 50 * MIB)
     assert "less: swapped out" in rest.cause
     assert hold_attached(plan, plan, replace(sample, resident_bytes=None), None)[0].cause == "this system does not say"
+
+
+class _Answers(BaseHTTPRequestHandler):
+    """Something that is no llama-server, and answers every question with the same list."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'["no slot", 1]')
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class _Server6(ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+
+
+@pytest.mark.parametrize(("kind", "host"), [(ThreadingHTTPServer, "127.0.0.1"), (_Server6, "::1")])
+def test_answers_of_something_else_say_nothing(kind: type[ThreadingHTTPServer], host: str) -> None:
+    try:
+        server = kind((host, 0), _Answers)
+    except OSError:
+        pytest.skip(f"this machine has no {host}")
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        shown = f"[{host}]" if ":" in host else host
+        found = find_server(f"http://{shown}:{server.server_address[1]}")
+        server.shutdown()
+    assert found.url == f"http://{shown}:{server.server_address[1]}"
+    assert (found.pid, found.busy, found.properties) == (os.getpid(), None, {})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from planner import Launch
+from planner.engine.faults import EngineFault
 from planner.launch import resolve_context
-from planner.measure.users import GENERATED_TOKENS, Workload, speed_of, workload_for
+from planner.measure.users import GENERATED_TOKENS, Workload, speed_of, tokens_of, workload_for
 
 TRAINED = 32768
 WORKLOAD = Workload(prompt_tokens=100, generated_tokens=4)
@@ -70,3 +71,10 @@ def test_many_people_in_a_tiny_shared_context_still_get_a_word() -> None:
     workload = workload_for(resolve_context(Launch(ctx_size=256, parallel=64, kv_unified=True), TRAINED))
     assert workload.prompt_tokens >= 1
     assert workload.generated_tokens >= 1
+
+
+@pytest.mark.parametrize("tokens", [None, 5, "abc", ["x"], [None], [1, {}], [float("inf")]])
+def test_tokens_that_are_no_numbers_are_a_fault_of_the_engine(tokens: object) -> None:
+    assert tokens_of({"tokens": [1, 2]}) == [1, 2] and tokens_of({}) == []
+    with pytest.raises(EngineFault, match="tokens that are no numbers"):
+        tokens_of({"tokens": tokens})

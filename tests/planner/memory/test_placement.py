@@ -85,6 +85,14 @@ def test_a_real_model_equals_the_log(smollm_path: Path, devices: Oracle) -> None
     assert disagreements(devices, smollm_path, table) == {}
 
 
+def test_any_number_beyond_the_layers_means_all_of_them(smollm_path: Path) -> None:
+    model, hardware = Model.open(smollm_path), machine("CUDA0")
+    plans = [
+        predict(model, Launch(ctx_size=4096, n_cpu_ffn=layers, n_cpu_moe=layers), hardware) for layers in (30, 1 << 40)
+    ]
+    assert plans[0].allocations == plans[1].allocations
+
+
 def test_a_real_tied_model_equals_the_log(gemma_path: Path, devices: Oracle) -> None:
     base = Launch(ctx_size=4096, parallel=2, flash_attn="on")
     table = {"-ngl 10": replace(base, n_gpu_layers=10), "-dev none": replace(base, device="none")}

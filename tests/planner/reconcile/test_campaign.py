@@ -160,6 +160,24 @@ def test_what_does_not_fit_is_left_out_and_named(
     assert campaign.recommendation.launch.cache_type_k in ("q8_0", "q4_0")
 
 
+def test_what_was_not_started_is_not_recommended(
+    gemma: Model, engine: Engine, record: Record, came_true: list[Launch]
+) -> None:
+    """f16 would leave less than the guard lets pass, and all are tight: precision alone would choose it."""
+    roomy = Hardware.simulate(ram=16 * GIB)
+    launches = launches_for(gemma, roomy, users=2, ctx_per_user=2048, cache_types=["f16", "q8_0"])
+    launches = tuple(replace(launch, cache_ram=0, ctx_checkpoints=0) for launch in launches)
+    ram = int((predict(gemma, launches[0], roomy).bytes() - MIB) / 0.975)
+    verdicts = [predict(gemma, launch, Hardware.simulate(ram=ram)).verdict for launch in launches]
+    assert verdicts == [Verdict.TIGHT, Verdict.TIGHT]
+    campaign = run_campaign(gemma, launches, engine, record, detect=machine(ram))
+    assert [plan.launch.cache_type_k for plan in campaign.not_run] == ["f16"]
+    assert campaign.recommendation is not None
+    assert campaign.recommendation.launch == came_true[0] == launches[1]
+    assert "where f16 would leave too little memory" in campaign.recommendation.reason
+    assert campaign.recommended_command is not None
+
+
 def test_every_run_is_recommended_from_kept_and_counted(
     gemma: Model, launches: tuple[Launch, ...], engine: Engine, record: Record, came_true: list[Launch]
 ) -> None:

@@ -229,6 +229,28 @@ def test_an_overhead_that_is_no_size_is_not_learned(record: Record, gemma: Model
     assert overhead(record, gemma) == 10
 
 
+@pytest.mark.parametrize(
+    ("of", "name", "wrong"),
+    [
+        ("", "kinds", [None]),
+        ("context", "n_ctx_seq", "x"),
+        ("context", "n_seq_max", []),
+        ("lessons", "drivers", [{"device": "CUDA0", "description": "x", "size_bytes": "9"}]),
+        ("lessons", "compute", [{"device": "CPU", "predicted_bytes": 0, "reserved_bytes": 9, "corrected": False}]),
+    ],
+)
+def test_a_head_with_figures_that_are_none_is_passed_over(
+    record: Record, gemma: Model, run: Run, of: str, name: str, wrong: object
+) -> None:
+    record.append(gemma, run(10), {})
+    body, head = record.path.read_bytes().splitlines()
+    changed = json.loads(head)
+    (changed[of] if of else changed)[name] = wrong
+    with record.path.open("ab") as file:
+        file.write(body + b"\n" + json.dumps(changed).encode() + b"\n")
+    assert len(record.history().runs) == 1
+
+
 # Where it lies ----------------------------------------------------------------------------------------------
 
 

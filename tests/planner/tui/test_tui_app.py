@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -229,3 +237,30 @@ async def test_a_tiny_terminal_does_not_crash_it(tmp_path: Path) -> None:
     async with app_of(tmp_path, FILES).run_test(size=(20, 6)) as pilot:
         await settled(pilot)
         await pilot.press("m", "question_mark", "escape", "q")
+
+
+_GOES_ON = """
+import os, signal, threading
+from planner.tui.app import PlannerApp, make_app
+async def closes(self): self.exit()
+PlannerApp.on_ready = closes
+make_app(choices=lambda: ()).run()
+os.kill(os.getpid(), signal.SIGCONT)
+threading.Event().wait(0.2)
+os._exit(any(thread.name == "textual-input" for thread in threading.enumerate()))
+"""
+
+
+def test_a_terminal_that_closes_after_the_app_wakes_nothing() -> None:
+    """tmux and login sessions send SIGCONT after SIGHUP; a reader that it starts would never end."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with subprocess.Popen(
+        [sys.executable, "-c", _GOES_ON], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # Linux: the other end is closed
+            while os.read(ours, 4096):
+                pass
+        os.close(ours)
+    assert process.returncode == 0

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
-from stand_ins import ENGINE, GEMMA3, MACHINE, SMOLLM2
+from stand_ins import ENGINE, FILES, GEMMA3, MACHINE, SMOLLM2, never_measured
 
 from planner import Launch, Model, predict
+from planner.engine.dry_run import who_answers
+from planner.engine.find import Engine
 from planner.errors import PlannerError, UsageError
 from planner.grids import plan_grid
+from planner.memory.learned import Learned, LearnedSize
 from planner.model.catalogue import CatalogueEntry
 from planner.model.fingerprint import fingerprint
 from planner.model.ghost import write_ghost
 from planner.reconcile.record import Record
 from planner.tui.choices import Choice, file_choice, find_choices, ghost_choices, ghost_model, to_ask, to_run
-from planner.tui.work import Selected, write_command
+from planner.tui.work import Selected, Sources, ask_cell, write_command
+from planner.units import MIB
 
 
 @pytest.mark.parametrize("entry", [SMOLLM2, GEMMA3], ids=lambda entry: entry.name)
@@ -88,4 +93,39 @@ def test_there_is_no_command_for_a_ghost() -> None:
     assert choice.model is not None
     cell = plan_grid(choice.model, MACHINE, None, Record(Path("/nowhere"))).cells[0]
     with pytest.raises(UsageError, match="ghost"):
-        write_command(Selected(choice, cell), MACHINE, ENGINE)
+        write_command(Selected(choice, cell), ENGINE)
+
+
+class Taught(Record):
+    """A record whose runs taught one thing."""
+
+    def learned(self, *_: object) -> Learned:
+        return Learned(overhead={(): LearnedSize(400 * MIB, "run")})
+
+
+def test_the_command_is_that_of_the_plan_on_show() -> None:
+    """What was learned decides what may grow, so that a launch made anew without it would be another one."""
+    choice = FILES[1]
+    assert choice.model is not None
+    cell = plan_grid(choice.model, MACHINE, ENGINE, Taught(Path("/nowhere"))).cells[0]
+    unlearned = plan_grid(choice.model, MACHINE, ENGINE, Record(Path("/nowhere"))).cells[0]
+    assert cell.plan.launch.cache_ram != unlearned.plan.launch.cache_ram
+    assert f"--cache-ram {cell.plan.launch.cache_ram} " in write_command(Selected(choice, cell), ENGINE)
+
+
+@pytest.mark.engine
+def test_a_dry_run_is_held_against_the_plan_on_show(engine: Engine) -> None:
+    choice, record = next(ghost_choices()), Taught(Path("/nowhere"))
+    assert choice.model is not None
+    cell = plan_grid(choice.model, MACHINE, engine, record).cells[0]
+    sources = Sources(
+        detect=lambda: MACHINE,
+        find_engine=lambda: engine,
+        find_choices=tuple,
+        record=record,
+        run=never_measured,
+        answerer=who_answers,
+        clock=time.monotonic,
+    )
+    made = ask_cell(Selected(choice, cell), MACHINE, engine, sources, cancelled=lambda: False)
+    assert made.plan.bytes(component="overhead") == cell.plan.bytes(component="overhead")
