@@ -5,6 +5,7 @@ Shared by the command line and the app, so that both do the same.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from planner.fit import Candidate, Recommendation, bound_growth, fit_layers, rec
 from planner.hardware import CPU_DEVICE, Hardware
 from planner.launch import CacheType, Launch, resolve_context
 from planner.measure import Limits, Load, Progress, measure
+from planner.measure.alone import alone
 from planner.measure.growth import hold_growth
 from planner.measure.guard import DEADLINE_S, floor_of
 from planner.measure.run import READY_TIMEOUT_S
@@ -235,7 +237,16 @@ def run_cells(
     """
     sweep = sweep or Sweep("")
     load = load or Load()
-    job = _Job(model, record, load, detect, cancelled)
+    job = _Job(
+        model=model,
+        record=record,
+        load=load,
+        deadline_s=deadline_s,
+        ready_timeout_s=ready_timeout_s,
+        detect=detect,
+        on_progress=on_progress,
+        cancelled=cancelled,
+    )
     left = [(index, cell) for index, cell in enumerate(cells) if cell.name not in sweep.ended]
     if left and not force:
         check_fits([job.plan(cell) for _, cell in left])
@@ -245,35 +256,23 @@ def run_cells(
     runs: list[Reconciliation] = []
     not_run: list[MemoryPlan] = []
     failed: list[Failure] = []
-    for index, cell in left:
-        plan = job.plan(cell)
-        if not may_start(plan) and not force:
-            not_run.append(plan)
-            continue
-
-        try:
-            smoke_test(cell.engine, cancelled=cancelled, ready_timeout_s=min(ready_timeout_s, SMOKE_TIMEOUT_S))
-            told = job.told(cell)
-            measurement = measure(
-                model,
-                cell.launch,
-                cell.engine,
-                load=load,
-                limits=Limits(floor_bytes=floor_of(plan.hardware.host), deadline_s=deadline_s + 60 * load.soak_minutes),
-                on_progress=partial(on_progress, index),
-                cancelled=cancelled,
-                ready_timeout_s=ready_timeout_s,
-            )
-        except EngineError as error:
-            failed.append(Failure(cell.launch, error))
-            continue
-        run = reconcile(plan, measurement, told)
-        document = job.document(run, sweep, cell)
-        if record is not None:
-            record.append(model, run, document)
-        documents[cell.name] = document
-        runs.append(run)
-        on_run(run)
+    with contextlib.nullcontext() if record is None else alone(record.folder):
+        for index, cell in left:
+            plan = job.plan(cell)
+            if not may_start(plan) and not force:
+                not_run.append(plan)
+                continue
+            try:
+                run = job.run(index, cell, plan)
+            except EngineError as error:
+                failed.append(Failure(cell.launch, error))
+                continue
+            document = job.document(run, sweep, cell)
+            if record is not None:
+                record.append(model, run, document)
+            documents[cell.name] = document
+            runs.append(run)
+            on_run(run)
     if failed and not documents:
         raise failed[0].error
     earlier = [_told_candidate(job.plan(cell), sweep.ended[cell.name]) for cell in cells if cell.name in sweep.ended]
@@ -295,14 +294,17 @@ def _comparable(cells: Sequence[Cell]) -> bool:
     return len(alike) == 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     """What is the same for every cell."""
 
     model: Model
     record: Record | None
     load: Load
+    deadline_s: float
+    ready_timeout_s: float
     detect: Callable[[], Hardware] | None
+    on_progress: Callable[[int, Progress], None]
     cancelled: Callable[[], bool]
 
     def plan(self, cell: Cell) -> MemoryPlan:
@@ -317,6 +319,25 @@ class _Job:
         if self.record is not None:
             learned = self.record.learned(self.model, hardware, cell.engine.build)
         return predict(self.model, cell.launch, hardware, learned=learned, prompt_tokens=prompt_tokens)
+
+    def run(self, index: int, cell: Cell, plan: MemoryPlan) -> Reconciliation:
+        """Measure a cell and hold it against its prediction. Raises EngineError and Cancelled."""
+        smoke_timeout_s = min(self.ready_timeout_s, SMOKE_TIMEOUT_S)
+        smoke_test(cell.engine, cancelled=self.cancelled, ready_timeout_s=smoke_timeout_s)
+        told = self.told(cell)
+        measurement = measure(
+            self.model,
+            cell.launch,
+            cell.engine,
+            load=self.load,
+            limits=Limits(
+                floor_bytes=floor_of(plan.hardware.host), deadline_s=self.deadline_s + 60 * self.load.soak_minutes
+            ),
+            on_progress=partial(self.on_progress, index),
+            cancelled=self.cancelled,
+            ready_timeout_s=self.ready_timeout_s,
+        )
+        return reconcile(plan, measurement, told)
 
     def told(self, cell: Cell) -> DryRun | None:
         """What the engine says of the launch before it runs; None where it makes no dry run. A help, no condition."""

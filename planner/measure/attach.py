@@ -108,6 +108,11 @@ def _look(pid: int, url: str | None) -> RunningServer:
         raise EngineError(f"Process {pid} has ended, or is none of a program.")
     key = environment.get(_KEY_VARIABLE) or os.environ.get(_KEY_VARIABLE, "")
     properties = _get(url, "/props", key) if url else None
+    if not isinstance(properties, dict) and not any("llama" in Path(name).name for name in (command[0], program)):
+        raise EngineError(
+            f"Process {pid} ({Path(command[0]).name}) is no llama-server: it is not called so, and answers nothing.",
+            "Name the process that serves.",
+        )
     slots = _get(url, "/slots", key) if url else None
     return RunningServer(
         pid=pid,

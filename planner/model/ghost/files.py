@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import secrets
 import shutil
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from planner.errors import ModelError
@@ -150,7 +152,7 @@ _FOLDER = "ghost"
 def _own_folder(parent: Path | None) -> Iterator[Path]:
     """A fresh folder, deleted afterwards; by default in the person's cache."""
     parent = _default_directory() if parent is None else parent
-    folder = parent / f"{_FOLDER}.{os.getpid()}.{secrets.token_hex(4)}"
+    folder = parent / f"{_FOLDER}.{_place()}.{os.getpid()}.{secrets.token_hex(4)}"
     # On Windows a server that is still exiting keeps the file open; the block's result matters more.
     remove = partial(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(remove)  # for an interrupt that comes while the folder is being removed
@@ -171,10 +173,21 @@ def _own_folder(parent: Path | None) -> Iterator[Path]:
 
 def _sweep(parent: Path) -> None:
     """Delete the ghosts of programs that were killed before they could do it themselves."""
-    for folder in parent.glob(f"{_FOLDER}.*.*"):
-        _, pid, *_ = folder.name.split(".")
+    for folder in parent.glob(f"{_FOLDER}.{_place()}.*.*"):
+        _, _, pid, *_ = folder.name.split(".")
         if pid.isdecimal() and int(pid) != os.getpid() and not _runs(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@cache
+def _place() -> str:
+    """Whose process ids these are: containers and machines may share a folder, and cannot see each other's."""
+    import platform
+
+    namespace = ""
+    with contextlib.suppress(OSError):
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    return f"{zlib.crc32(f'{platform.node()} {namespace}'.encode()):08x}"
 
 
 def _runs(pid: int) -> bool:

@@ -106,9 +106,9 @@ def test_a_running_server_is_held_against_its_prediction(planner: Planner, serve
 
 def test_a_process_that_is_no_server_is_refused(fails: Fails) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
-        sentence = fails(2, "measure", "--attach", process.pid)
+        sentence = fails(1, "measure", "--attach", process.pid)
         process.kill()
-    assert "Which model process" in sentence
+    assert "(sleep) is no llama-server" in sentence
     assert fails(1, "measure", "--attach", "4194304") == "There is no process 4194304."
 
 

@@ -97,6 +97,11 @@ def test_a_process_that_is_not_there() -> None:
         find_server("4194304")
 
 
+def test_a_process_that_is_no_llama_server() -> None:
+    with pytest.raises(EngineError, match=r"is no llama-server: it is not called so, and answers nothing"):
+        find_server(str(os.getppid()))
+
+
 def test_a_port_that_nobody_listens_on() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -162,7 +167,7 @@ class _Server6(ThreadingHTTPServer):
 
 
 @pytest.mark.parametrize(("kind", "host"), [(ThreadingHTTPServer, "127.0.0.1"), (_Server6, "::1")])
-def test_answers_of_something_else_say_nothing(kind: type[ThreadingHTTPServer], host: str) -> None:
+def test_something_else_that_answers_is_no_server(kind: type[ThreadingHTTPServer], host: str) -> None:
     try:
         server = kind((host, 0), _Answers)
     except OSError:
@@ -170,7 +175,6 @@ def test_answers_of_something_else_say_nothing(kind: type[ThreadingHTTPServer], 
     with server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         shown = f"[{host}]" if ":" in host else host
-        found = find_server(f"http://{shown}:{server.server_address[1]}")
+        with pytest.raises(EngineError, match=rf"Process {os.getpid()} .* is no llama-server"):
+            find_server(f"http://{shown}:{server.server_address[1]}")
         server.shutdown()
-    assert found.url == f"http://{shown}:{server.server_address[1]}"
-    assert (found.pid, found.busy, found.properties) == (os.getpid(), None, {})

@@ -309,8 +309,12 @@ def test_a_file_that_was_replaced_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_ghosts_of_programs_that_were_killed_are_swept_away(tmp_path: Path, smollm: Model) -> None:
-    dead, alive = tmp_path / "ghost.4194305.abc", tmp_path / f"ghost.{os.getppid()}.abc"
-    others = {tmp_path / "other", tmp_path / "a.4194305.b"}
+    with temporary_ghost(smollm, tmp_path) as ghost:
+        kind, place, pid, _ = ghost.path.parent.name.split(".")
+    assert (kind, pid) == ("ghost", str(os.getpid()))
+    dead, alive = tmp_path / f"ghost.{place}.4194305.abc", tmp_path / f"ghost.{place}.{os.getppid()}.abc"
+    elsewhere = tmp_path / "ghost.00000000.4194305.abc"  # of a container whose processes are not seen here
+    others = {tmp_path / "other", tmp_path / "a.4194305.b", elsewhere}
     for folder in (dead, alive, *others):
         folder.mkdir()
         (folder / "x.ghost.gguf").touch()
