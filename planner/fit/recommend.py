@@ -36,6 +36,8 @@ _ORDER = {Verdict.FITS: 0, Verdict.TIGHT: 1}
 _MOST_PRECISE_FIRST: tuple[CacheType, ...] = (
     "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "iq4_nl", "q4_1", "q4_0",
 )  # fmt: skip
+_NOISE_PERCENT = 10
+"""By how much two runs of one launch differ on a machine that has other things to do."""
 _LOSSLESS = ("f32", "f16", "bf16")
 
 
@@ -57,15 +59,20 @@ def _coarseness(candidate: Candidate) -> int:
 
 def _why(best: Candidate, candidates: Sequence[Candidate]) -> str:
     cache_type = best.launch.cache_type_k
-    passed_over = [
-        candidate.launch.cache_type_k for candidate in candidates if _coarseness(candidate) < _coarseness(best)
-    ]
+    passed_over = [candidate for candidate in candidates if _coarseness(candidate) < _coarseness(best)]
     fits = "fits" if best.plan.verdict is Verdict.FITS else "just fits"
     if not passed_over:
         virtue = "loses nothing" if cache_type in _LOSSLESS else "is the most precise of those tried"
         return f"The {cache_type} cache {virtue} and {fits}: {_lower_first(best.plan.verdict_reason)}"
-    worse = " and ".join(passed_over)
-    return f"{cache_type} is the most precise cache that {fits}, where {worse} would leave too little memory."
+    return f"{cache_type} is the most precise cache that {fits}, where {_whats_wrong(passed_over)}."
+
+
+def _whats_wrong(passed_over: Sequence[Candidate]) -> str:
+    refused = [c.launch.cache_type_k for c in passed_over if c.plan.verdict is Verdict.REFUSED]
+    larger = [c.launch.cache_type_k for c in passed_over if c.plan.verdict is not Verdict.REFUSED]
+    said = [f"{' and '.join(larger)} would leave too little memory"] if larger else []
+    said += [f"llama.cpp refuses {' and '.join(refused)}"] if refused else []
+    return " and ".join(said)
 
 
 def _price(best: Candidate, candidates: Sequence[Candidate]) -> str:
@@ -85,8 +92,8 @@ def _speed_change(best: Candidate, other: Candidate) -> str:
     if not best.generated_tokens_per_s or other.generated_tokens_per_s is None:
         return ""
     percent = round(100 * (other.generated_tokens_per_s / best.generated_tokens_per_s - 1))
-    if abs(percent) < 5:
-        return " at the same speed"
+    if abs(percent) < _NOISE_PERCENT:
+        return " at about the same speed"
     return f" and generate {percent} % faster" if percent > 0 else f" but generate {-percent} % slower"
 
 

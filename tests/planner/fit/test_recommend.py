@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from planner import Hardware, Launch, Model, predict
 from planner.fit import Candidate, recommend
@@ -66,6 +67,14 @@ def test_where_only_one_is_tight_it_just_fits(gemma: Model) -> None:
     assert " No other type measured takes less than its " in reason
 
 
+def test_a_refused_type_is_said_to_be_refused(gemma: Model) -> None:
+    all_types = candidates(gemma, 16 * GIB)
+    (f16,) = (one for one in all_types if one.launch.cache_type_k == "f16")
+    refused = replace(f16, plan=replace(f16.plan, refusal="llama.cpp refuses it"))
+    _, reason = recommended([refused, *(one for one in all_types if one is not f16)])
+    assert reason.startswith("q8_0 is the most precise cache that fits, where llama.cpp refuses f16.")
+
+
 def test_where_nothing_fits_nothing_is_recommended(gemma: Model) -> None:
     assert recommend(candidates(gemma, 64 * MIB)) is None
     assert recommend([]) is None
@@ -95,6 +104,7 @@ def test_the_change_in_speed_is_said_where_it_was_measured(gemma: Model) -> None
 
     assert " but generate 20 % slower, at the price" in reason(100.0, 80.0)
     assert " and generate 30 % faster, at the price" in reason(100.0, 130.0)
-    assert " at the same speed, at the price" in reason(100.0, 98.0)
+    for noise in (91.5, 98.0, 108.5):
+        assert " at about the same speed, at the price" in reason(100.0, noise)
     for unknown in (reason(None, 80.0), reason(100.0, None)):
         assert "speed" not in unknown and "generate" not in unknown
