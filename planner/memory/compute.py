@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from planner.hardware import CPU_DEVICE, Hardware, kind_of_device
 from planner.launch import Launch, ResolvedContext
-from planner.memory.graph import GraphSizes
 from planner.memory.kv import F32
+from planner.memory.peaks import GraphSizes
 from planner.memory.placement import Placement, used_devices
 from planner.memory.plan import Allocation
 from planner.model.hyperparameters import Hyperparameters

@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from planner.launch import Launch, ResolvedContext
 from planner.memory.compute import plan_compute, plan_output
-from planner.memory.graph import GraphSizes, graph_sizes
+from planner.memory.graph import graph_sizes
 from planner.memory.kv import KvCache, kv_caches, plan_kv
+from planner.memory.peaks import GraphSizes
 from planner.memory.placement import Placement
 from planner.memory.plan import Allocation
 from planner.model.graph import GraphShape

@@ -9,21 +9,20 @@ Source: `src/llama-graph.cpp`, `src/models/*.cpp`; `src/llama-context.cpp` (`sch
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from planner.launch import Launch, ResolvedContext
 from planner.memory.attention import (
     F16,
     POOLED_SCORES,
     ROTATION_MULTIPLE,
-    as_f16,
     attention_peak,
     copied_caches,
     is_rotated,
     picked_tokens,
 )
 from planner.memory.kv import F32, KvCache, flash_attention
+from planner.memory.peaks import Crossing, GraphSizes
 from planner.memory.recurrence import recurrent_elements
 from planner.model.graph import GraphShape
 from planner.model.hyperparameters import Hyperparameters
@@ -31,169 +30,6 @@ from planner.model.layout import MemoryLayout
 from planner.units import pad
 
 _FEW_LAYERS = 2
-_HALVES = "f16", "f32"
-"""Cache types that CUDA need not convert: F16, and F32, which every graph does."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crossing:
-    """Bytes that cross to the device of a recurrent layer beside the hidden state, and back: views of its input are
-    left to the device before.
-    """
-
-    layers: frozenset[int]
-    onward: int
-    back: int
-    spared: int
-    """Hidden states that find a place elsewhere."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphSizes:
-    """Bytes of the tensors that decide the compute buffer, for one ubatch."""
-
-    family: str
-    """Which kind of graph it is: how far the formula may be off depends on it."""
-    tokens: int
-    """Tokens computed at once, rounded up to whole slots."""
-    outputs: int
-    """Rows of logits."""
-    short: bool = False
-    """Whether it has so few layers that masks are free before the last: their place is then used again."""
-    mask: int
-    """All attention masks."""
-    masks: tuple[tuple[int, frozenset[int]], ...] = ()
-    """The mask of each cache, and the layers that use it."""
-    hidden: int
-    """One hidden state."""
-    states: int = 4
-    """Hidden states beside the highest peak, on the device that has the inputs."""
-    mixed: bool = True
-    """Whether tokens and embeddings both are inputs: two on the host, of which three states reach a device."""
-    feed_forward: int
-    """Peak inside the feed-forward."""
-    dense: int = 0
-    """The same of the layers without experts."""
-    experts: int = 0
-    """The same of the layers with experts."""
-    dense_layers: int = 0
-    """Layers before the first with experts."""
-    layers: int = 0
-    """Of the trunk."""
-    reused: tuple[tuple[int, int], ...] = ()
-    """Layers whose keys and values later layers read (Gemma 3n and 4), and the bytes of those."""
-    picked: int = 0
-    """What every layer of a sparse attention opens in its mask, from the beginning until it is computed."""
-    streams: int = 1
-    """Parallel copies of the hidden state."""
-    recurrence: int = 0
-    """Peak inside a recurrence, which the last layer has at its full width, too."""
-    convolved: int = 0
-    """The result of its convolution, which finds a place among the inputs that a device copied, if it fits."""
-    crossing: Crossing | None = None
-    """What a recurrent layer exchanges with the device before; None where that is the hidden state alone."""
-    queries: int = 0
-    """The queries of one layer."""
-    gap: int = 0
-    """What the results of narrow experts leave unused on a device that gets its input from the host."""
-    attention: int
-    """Peak inside attention where that is more than a few hidden states; else 0."""
-    logits: int
-    rotation: int
-    """Hadamard matrices of quantised caches."""
-    index: int
-    """Element indices of a transposed V cache (no flash attention)."""
-    inputs: int
-    """Token ids, positions, and the cells that each cache writes to."""
-    caches: tuple[KvCache, ...] = ()
-    """The caches that flash attention reads; none without it."""
-    cache_types: tuple[str, str] = ("f16", "f16")
-    further: int = 0
-    """Embeddings that every layer gets, beside the hidden state."""
-
-    def copies(self, kind: str) -> int:
-        """F16 keys and values of one layer that a back end keeps for flash attention.
-
-        Read in `ggml/src/ggml-cuda/fattn.cu` and `ggml/src/ggml-metal/ggml-metal-ops.cpp`, and not run: CUDA
-        converts what is not F16 (F32 is converted for every back end), Metal reserves them for any type.
-        """
-        if kind in ("cuda", "rocm"):
-            return as_f16(self.caches, *(name not in _HALVES for name in self.cache_types))
-        return as_f16(self.caches, keys=True, values=True) if kind == "metal" else 0
-
-    def leaves_gap(self, first: bool) -> bool:
-        """Whether what a device gets from the host, or from another, leaves a gap of a hidden state there."""
-        if self.family == "scores":
-            return self.queries <= self.hidden
-        if self.family in ("recurrent", "latent"):
-            return first or self.family == "recurrent"
-        return self.experts > 0 and (first or self.family == "hybrid")
-
-    def fetched_by(self, layers: Sequence[int]) -> int:
-        """Keys and values that the last of these layers read, and that lie on another device."""
-        if not self.reused or layers[-1] <= max(layer for layer, _ in self.reused):
-            return 0
-        return sum(size for layer, size in self.reused if layer not in layers)
-
-    def host_total(self, layers: Sequence[int] = ()) -> int:
-        """The buffer of a host that computes these layers, or everything: inputs, hidden states, the highest of
-        three peaks.
-        """
-        base = self.shared + (self.states + 1) * self.hidden
-        # The masks, the rotation and three hidden states beside them are free when the logits are computed:
-        # logits that fit into their place cost nothing. So are the embeddings that every layer gets.
-        logits = self.logits if self.logits > self.mask + self.rotation + 3 * self.hidden else 0
-        picked = self.picked_by(layers)
-        attention = self.attention + picked if not layers or self.attends_on(layers) else 0
-        feed_forward = self._feed_forward_of_few(layers) + max(0, picked - (1 + self.dense_layers) * self.picked)
-        return base + max(max(feed_forward, self.recurrence, attention) + self.further, logits)
-
-    def _feed_forward_of_few(self, layers: Sequence[int]) -> int:
-        """Of two layers that use a mask each, the first leaves its mask's place to the experts' projections."""
-        projection = self.experts // 3
-        if not self.short or len(self.masks) < 2 or not projection:
-            return self.feed_forward_on(layers)
-        place = max((mask for mask, users in self.masks if 0 in users), default=0)
-        return max(2 * self.hidden, self.feed_forward - min(3, place // projection) * projection)
-
-    def host_inputs(self, copies: int = 1) -> int:
-        """The buffer of a host that computes nothing: so many copies of each input, and what it looks up."""
-        embeddings = (1 + self.mixed) * (copies + 1) * self.hidden
-        return copies * self.shared + embeddings + self.further + (self.hidden if self.further else 0)
-
-    def picked_by(self, layers: Collection[int]) -> int:
-        """What all sparse layers have ready: those of `layers`, or of the model."""
-        if not self.picked:
-            return 0
-        users = self.masks[0][1]
-        return len(users.intersection(layers) if layers else users) * self.picked
-
-    def feed_forward_on(self, layers: Sequence[int]) -> int:
-        """The feed-forward on a device of these layers, some of which may be dense in front of experts."""
-        if self.experts and self.dense_layers and layers:
-            if layers[0] >= self.dense_layers:
-                return self.experts
-            if layers[-1] < self.dense_layers:
-                return self.dense
-        return self.feed_forward
-
-    def attends_on(self, layers: Collection[int]) -> bool:
-        """Whether a device of these layers computes attention."""
-        return not self.masks or any(not users.isdisjoint(layers) for _, users in self.masks)
-
-    def shared_on(self, layers: Collection[int]) -> int:
-        """The same on a device of these layers: of the masks it gets those that they use."""
-        return self.shared - sum(mask for mask, users in self.masks if users.isdisjoint(layers))
-
-    @property
-    def shared(self) -> int:
-        """Inputs that every device which computes needs."""
-        return self.mask + self.index + self.rotation + self.inputs
-
-    @property
-    def peak(self) -> int:
-        """The highest of the three peaks where nothing can be reused."""
-        return max(self.feed_forward, self.recurrence, self.attention, self.logits)
 
 
 def graph_sizes(

@@ -15,8 +15,9 @@ from pathlib import Path
 from benchmarks.accuracy_sources import full_size_launch, full_size_models
 from planner import Launch, Model
 from planner.launch import resolve_context
-from planner.memory.graph import GraphSizes, graph_sizes
+from planner.memory.graph import graph_sizes
 from planner.memory.kv import kv_caches
+from planner.memory.peaks import GraphSizes
 
 INDEXERS = ("deepseek32", "glm-dsa", "minimax-m3", "deepseek4")
 """Architectures whose graphs hold the scores of an indexer: `test_compute.py` holds them against their range."""
