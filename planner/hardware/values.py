@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Protocol
 
 from planner.units import MIB
@@ -73,6 +74,7 @@ _KINDS: dict[str, DeviceKind] = {
 }
 
 
+@lru_cache(maxsize=64)
 def kind_of_device(name: str) -> DeviceKind:
     """The back end behind llama.cpp's name of a device: `CUDA0`, `RPC0[127.0.0.1:50052]`, ..."""
     return next((kind for prefix, kind in _KINDS.items() if name.startswith(prefix)), "other")
@@ -80,7 +82,7 @@ def kind_of_device(name: str) -> DeviceKind:
 
 def kinds_of_devices(names: Iterable[str]) -> tuple[DeviceKind, ...]:
     """The back ends of the accelerators among these devices, sorted."""
-    return tuple(sorted({kind_of_device(name) for name in names} - {"cpu"}))
+    return tuple(sorted({kind_of_device(name) for name in set(names)} - {"cpu"}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

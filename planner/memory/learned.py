@@ -5,16 +5,11 @@ A learned value replaces an estimate and never an exact figure. It names the run
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from planner.hardware import DeviceKind, kind_of_device
 from planner.memory.plan import Allocation
-
-
-def kinds_of_devices(names: Iterable[str]) -> tuple[DeviceKind, ...]:
-    """The back ends of the accelerators among these devices, sorted."""
-    return tuple(sorted({kind_of_device(name) for name in names} - {"cpu"}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.errors import ModelError
-from planner.hardware import DeviceKind, Hardware
+from planner.hardware import DeviceKind, Hardware, kinds_of_devices
 from planner.launch import MAX_SEQUENCES, Launch, resolve_context
 from planner.memory.compute import plan_compute, plan_output
 from planner.memory.draft import draft_refusal, plan_draft
 from planner.memory.graph import graph_sizes
 from planner.memory.kv import kv_caches, kv_refusal, plan_kv, plan_states
-from planner.memory.learned import NOTHING_LEARNED, Learned, kinds_of_devices
+from planner.memory.learned import NOTHING_LEARNED, Learned
 from planner.memory.placement import place, placement_refusal
 from planner.memory.plan import Allocation, MemoryPlan
-from planner.memory.projector import plan_projector, projector_refusal
 from planner.memory.server import plan_drivers, plan_growth, plan_overhead
 from planner.memory.unknown import guess_plan
 from planner.memory.weights import plan_weights
@@ -64,6 +63,8 @@ def predict(
     weights = plan_weights(model, launch, hardware, placement)
     refusal = _refusal(model, shape, layout, launch)
     if launch.mmproj and projector is not None and not refusal:
+        from planner.memory.projector import projector_refusal  # graphs of image encoders, which few launches need
+
         refusal = projector_refusal(projector, shape.n_embd)
     if refusal:
         return _refused(launch, hardware, refusal, weights)
@@ -119,6 +120,8 @@ def _projector(
         return [], ""
     if projector is None:
         return [], "What the projector (--mmproj) holds is not known, since its file was not read."
+    from planner.memory.projector import plan_projector
+
     return plan_projector(projector, launch, hardware, prompt_tokens)
 
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlannerError
-from planner.hardware import CPU_DEVICE, Hardware
+from planner.hardware import CPU_DEVICE, Hardware, kinds_of_devices
 from planner.memory import NOTHING_LEARNED, Learned
-from planner.memory.learned import kinds_of_devices
 from planner.model import Model
 from planner.model.fingerprint import fingerprint
 from planner.reconcile.entries import Entries, read_entries
