@@ -5,11 +5,12 @@ Those about single figures (20, 45 and 53 to 55 among them) are with the figures
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+import made
 import pytest
+from made_runs import measured_as_planned
 
 from planner import Hardware, Launch, Model, Verdict, predict
 from planner.cli.render import launch_summary
@@ -18,14 +19,8 @@ from planner.engine.find import Engine
 from planner.engine.log import read_log
 from planner.fit import MAIN_CACHE_TYPES, fit_layers, make_grid
 from planner.launch import CacheType, resolve_context
-from planner.units import GIB, MIB
-
-sys.path.insert(0, str(Path(__file__).parent / "memory"))
-sys.path.insert(0, str(Path(__file__).parent / "reconcile"))
-import made
-from made_runs import measured_as_planned
-
 from planner.reconcile.reconciliation import reconcile
+from planner.units import GIB, MIB
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
 MACHINE = Hardware.simulate(ram=32 * GIB)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from planner_process import Planner, planner_command
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))  # for the fake engines
-sys.path.insert(0, str(Path(__file__).parents[1] / "reconcile"))  # for runs that were not made
 
 
 @pytest.fixture(autouse=True)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from made_runs import measured_as_planned
 
 from planner import Hardware, Launch, MemoryPlan, Model, predict
 from planner.measure import Measurement
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))  # for the fake engines
 
 Measure = Callable[..., Measurement]
 

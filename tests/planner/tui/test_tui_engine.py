@@ -10,17 +10,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from fake_engines import write_script
 from stand_ins import PATIENCE_S, app_of, main_screen, settled, tiny_entry, until
 
 from planner import Hardware
 from planner.campaign import run_campaign
 from planner.engine.dry_run import who_answers
-from planner.engine.find import find_engine
+from planner.engine.find import Engine, find_engine
 from planner.reconcile.record import Record
 from planner.tui.app import PlannerApp
 from planner.tui.choices import Choice, file_choice, ghost_model
@@ -48,18 +50,31 @@ def servers_of(pid: int) -> list[psutil.Process]:
     return found
 
 
+def is_over() -> bool:
+    """Whether no server of ours runs and no ghost is on disk; what a thread started ends a moment after its result."""
+    ghosts = Path(os.environ["XDG_CACHE_HOME"]) / "planner" / "ghosts"
+    return not servers_of(os.getpid()) and not (ghosts.is_dir() and any(ghosts.iterdir()))
+
+
+def wait_until_over() -> None:
+    """The same for the threads that a pilot leaves running; the program waits for them before it ends."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_over():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 async def test_m_measures_for_real_and_learns(tmp_path: Path) -> None:
     async with real_app(tmp_path).run_test() as pilot:
         await settled(pilot)
         await pilot.press("left", "m")
         breakdown = main_screen(pilot).query_one("#breakdown")
         await until(pilot, lambda: str(breakdown.border_title).startswith("Ghost measured"))
-        assert servers_of(os.getpid()) == []
+        await until(pilot, is_over)
         await settled(pilot)
         cells = main_screen(pilot).query_one(GridView).grid.cells
         assert all("learned" in [a.certainty for a in cell.plan.allocations] for cell in cells)
     assert len(Record(tmp_path / "record").history().runs) == 1
-    assert not list((Path(os.environ["XDG_CACHE_HOME"]) / "planner" / "ghosts").iterdir())
 
 
 async def test_quitting_while_measuring_ends_the_server(tmp_path: Path) -> None:
@@ -68,18 +83,15 @@ async def test_quitting_while_measuring_ends_the_server(tmp_path: Path) -> None:
         await settled(pilot)
         await pilot.press("left", "m")
         await until(pilot, lambda: bool(servers_of(os.getpid())))
-        (server,) = servers_of(os.getpid())
         await pilot.press("q")
-    # A pilot leaves its loop's threads running; the program waits for them before it ends.
-    server.wait(timeout=PATIENCE_S)
+    wait_until_over()
 
 
 PROGRAM = """
 import sys
-sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from test_tui_engine import real_app
-real_app(Path(sys.argv[2])).run()
+real_app(Path(sys.argv[1])).run()
 """
 
 
@@ -88,12 +100,18 @@ def in_a_terminal(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int
     """The app as a process of its own in a pseudo-terminal; its process and the terminal's other end."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), str(tmp_path)],
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"},
+        env={
+            **os.environ,
+            "TERM": "xterm-256color",
+            "COLUMNS": "80",
+            "LINES": "24",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
     )
     os.close(theirs)
     os.set_blocking(ours, False)
@@ -158,8 +176,7 @@ async def test_the_grid_becomes_llama_cpps_own_while_one_looks(tmp_path: Path) -
         legend = str(main_screen(pilot).query_one("#legend").render())
         assert "≈" not in legend
         assert f"no mark: llama.cpp's own ({view.grid.count('dry run')})" in legend
-    assert servers_of(os.getpid()) == []
-    assert not list((Path(os.environ["XDG_CACHE_HOME"]) / "planner" / "ghosts").iterdir())
+        await until(pilot, is_over)
 
 
 async def test_d_shows_the_dry_run_of_the_cell_and_esc_the_prediction_again(tmp_path: Path) -> None:
@@ -181,8 +198,7 @@ async def test_g_measures_a_ghost_of_a_file(tmp_path: Path, smollm_path: Path) -
         await pilot.press("up", "up", "left", "g")
         breakdown = main_screen(pilot).query_one("#breakdown")
         await until(pilot, lambda: str(breakdown.border_title).startswith("Ghost measured"))
-    assert servers_of(os.getpid()) == []
-    assert not list((Path(os.environ["XDG_CACHE_HOME"]) / "planner" / "ghosts").iterdir())
+        await until(pilot, is_over)
 
 
 async def test_d_says_why_nobody_can_be_asked(tmp_path: Path) -> None:
@@ -194,11 +210,14 @@ async def test_d_says_why_nobody_can_be_asked(tmp_path: Path) -> None:
         assert "llama-cpp-python" in str(status.render())
 
 
-async def test_quitting_while_llama_cpp_is_asked_ends_it(tmp_path: Path) -> None:
-    ghosts = Path(os.environ["XDG_CACHE_HOME"]) / "planner" / "ghosts"
-    async with real_app(tmp_path, answerer=who_answers).run_test() as pilot:
-        await until(pilot, lambda: bool(servers_of(os.getpid())))
-    deadline = time.monotonic() + PATIENCE_S
-    while servers_of(os.getpid()) or list(ghosts.iterdir()):  # its thread is ending
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+async def test_quitting_while_llama_cpp_is_asked_ends_it(tmp_path: Path, engine: Engine) -> None:
+    asked = tmp_path / "asked"
+    slow = write_script(tmp_path / "llama-server", f"echo $$ >'{asked}'; sleep 600 & wait")
+
+    @contextlib.contextmanager
+    def one_who_takes_his_time(_engine: Engine | None) -> Iterator[Engine]:
+        yield replace(engine, path=slow)
+
+    async with real_app(tmp_path, answerer=one_who_takes_his_time).run_test() as pilot:
+        await until(pilot, asked.exists)
+    wait_until_over()
