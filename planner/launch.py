@@ -27,8 +27,24 @@ MAX_SEQUENCES = 256
 """LLAMA_MAX_SEQ."""
 LARGEST_SHARE = 1e30
 """Of `--tensor-split`: the sum of all shares is still a number in single precision."""
+LARGEST_NUMBER = 2**31 - 1
+"""Of every option that is a number (`common/arg.cpp` reads them by `std::stoi`)."""
 CONTEXT_MULTIPLE = 256
 """llama.cpp rounds every context up to a multiple of this many tokens."""
+
+_SMALLEST = {
+    "ctx_size": 0,
+    "parallel": 1,
+    "batch_size": 1,
+    "ubatch_size": 1,
+    "cache_ram": -1,
+    "ctx_checkpoints": 0,
+    "main_gpu": 0,
+    "n_gpu_layers": 0,
+    "n_cpu_moe": 0,
+    "n_cpu_ffn": 0,
+    "spec_draft_n_max": 1,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,21 +108,12 @@ class Launch:
     """Tokens guessed at once (`--spec-draft-n-max`)."""
 
     def __post_init__(self) -> None:
-        for name, lowest in (
-            ("ctx_size", 0),
-            ("batch_size", 1),
-            ("ubatch_size", 1),
-            ("cache_ram", -1),
-            ("ctx_checkpoints", 0),
-            ("main_gpu", 0),
-            ("n_cpu_moe", 0),
-            ("n_cpu_ffn", 0),
-            ("spec_draft_n_max", 1),
-        ):
-            if getattr(self, name) < lowest:
-                raise UsageError(f"{name} is {getattr(self, name)}, below the smallest possible {lowest}.")
-        if self.parallel is not None and self.parallel < 1:
-            raise UsageError(f"parallel is {self.parallel}; at least one person must be served.")
+        for name, lowest in _SMALLEST.items():
+            value = getattr(self, name)
+            if value is not None and value < lowest:
+                raise UsageError(f"{name} is {value}, below the smallest possible {lowest}.")
+            if value is not None and value > LARGEST_NUMBER:
+                raise UsageError(f"{name} is {value:,}; llama-server counts to {LARGEST_NUMBER:,} and no further.")
         for field, words in (
             ("flash_attn", get_args(FlashAttention)),
             ("load_mode", get_args(LoadMode)),

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 import click
 
 from planner import __version__
-from planner.cli.amount import Amount
 from planner.errors import DoesNotFitError, PlannerError, UsageError
 
 EXIT_FAILED = 1
@@ -30,12 +29,25 @@ _COMMANDS = {
 }
 """Command: module and function; a module is imported when its command runs, so that each starts fast."""
 
-_NO_MODEL = "\0"
-"""What `--measure` and `--ghost` stand for without a model behind it: nothing that a person can type."""
+_MEASURE = "--measure"
 
 
 class _LazyGroup(click.Group):
     """A group whose commands are imported when they are called."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """`--measure [MODEL]` is the command `measure`, with every option that it has, wherever it stands."""
+        if args and args[0] not in _COMMANDS and (behind := _behind_measure(args)) is not None:
+            args = ["measure", *behind]
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            command = self.get_command(ctx, "measure")
+            if command is None or not any(error.option_name in option.opts for option in command.params):
+                raise
+            named = next((word for word in args if word in _COMMANDS), None)
+            needs = f"{error.option_name} needs --measure (or a command, see --help)."
+            raise click.UsageError(_misplaced(error.option_name, named) if named else needs, ctx) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -48,88 +60,45 @@ class _LazyGroup(click.Group):
         return command
 
 
+def _behind_measure(args: list[str]) -> list[str] | None:
+    """The arguments without `--measure` (a model behind its `=` stays); None where it is not among them."""
+    words = args[: args.index("--")] if "--" in args else args
+    place = next((i for i, word in enumerate(words) if word == _MEASURE or word.startswith(f"{_MEASURE}=")), None)
+    if place is None:
+        return None
+    _, _, model = args[place].partition("=")
+    return [*args[:place], *([model] if model else []), *args[place + 1 :]]
+
+
+def _misplaced(options: str, command: str) -> str:
+    return f"Put {options} behind {command}, not before it."
+
+
 @click.command(cls=_LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="planner")
 @click.option(
-    "--measure",
-    "measured",
+    _MEASURE,
     metavar="[MODEL]",
     is_flag=False,
-    flag_value=_NO_MODEL,
-    default=None,
+    flag_value="",
+    expose_value=False,  # `parse_args` has made a command of it by then; here it is for --help
     help="Measure llama-server with f16, q8_0 and q4_0 caches, hold it against the prediction, recommend. "
-    "Without MODEL: the best model found here, else a small ghost.",
+    "Without MODEL: the best model found here, else a small ghost. It takes the options of `planner measure`: "
+    "--context N, --users M, --ghost, --engine PATH, --soak MINUTES and more.",
 )
-@click.option(
-    "--ghost",
-    "ghost",
-    metavar="[MODEL]",
-    is_flag=False,
-    flag_value=_NO_MODEL,
-    default=None,
-    help="Measure a ghost of MODEL: a true header without weights. MODEL may be cut off behind its header, or a "
-    "name of the catalogue.",
-)
-@click.option("--context", type=click.IntRange(1), metavar="N", help="Tokens for each person.  [default: 8192]")
-@click.option("--users", type=click.IntRange(1), metavar="M", help="People served at once.  [default: 2]")
 @click.option("--engine", type=click.Path(path_type=Path), metavar="PATH", help="The llama-server to use.")
-@click.option("--force", is_flag=True, help="Measure also what is predicted not to fit.")
-@click.option(
-    "--ready-timeout",
-    type=Amount(min=0.1),
-    metavar="SECONDS",
-    help="How long a server may load its model.  [default: 600]",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
-def cli(
-    ctx: click.Context,
-    measured: str | None,
-    ghost: str | None,
-    context: int | None,
-    users: int | None,
-    engine: Path | None,
-    force: bool,
-    ready_timeout: float | None,
-    as_json: bool,
-) -> None:
+def cli(ctx: click.Context, engine: Path | None, as_json: bool) -> None:
     """Predict what llama-server will hold on this machine, then measure it.
 
     Without a command: the app, or a plain report where standard output is no terminal.
     """
-    given = {
-        "--ghost": ghost,
-        "--context": context,
-        "--users": users,
-        "--force": force or None,
-        "--ready-timeout": ready_timeout,
-    }
-    stray = [name for name, value in given.items() if value is not None]
     if ctx.invoked_subcommand is not None:
-        stray += [name for name, value in {"--measure": measured, "--engine": engine}.items() if value is not None]
-        if stray or as_json:
-            names = ", ".join([*stray, *(["--json"] if as_json else [])])
-            raise click.UsageError(f"Put {names} behind {ctx.invoked_subcommand}, not before it.")
+        stray = [*(["--engine"] if engine else []), *(["--json"] if as_json else [])]
+        if stray:
+            raise click.UsageError(_misplaced(", ".join(stray), ctx.invoked_subcommand))
         return
-    if measured is not None:
-        from planner.cli.measure import run_measure
-
-        named = [name for name in (measured, ghost) if name not in (None, _NO_MODEL)]
-        if len(named) > 1:
-            raise click.UsageError(f"One model at a time, not {' and '.join(map(str, named))}.")
-        run_measure(
-            model=named[0] if named else None,
-            ghost=ghost is not None,
-            context=() if context is None else (context,),
-            users=() if users is None else (users,),
-            engines=() if engine is None else (engine,),
-            force=force,
-            ready_timeout=ready_timeout,
-            as_json=as_json,
-        )
-        return
-    if stray:
-        raise click.UsageError(f"{', '.join(stray)} needs --measure (or a command, see --help).")
     if as_json or not sys.stdout.isatty():
         from planner.cli.report import print_report
 

@@ -39,7 +39,7 @@ from planner.units import format_bytes, format_tokens
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("model", required=False)
+@click.argument("models", nargs=-1, metavar="[MODEL]")
 @click.option("--ghost", is_flag=True, help="Measure a ghost of MODEL: a true header without weights.")
 @click.option("--context", callback=numbers, metavar="N,...", help="Tokens for each person.  [default: 8192]")
 @click.option("--users", callback=numbers, metavar="M,...", help="People served at once.  [default: 2]")
@@ -67,7 +67,7 @@ from planner.units import format_bytes, format_tokens
 @click.option("--attach", metavar="URL|PID", help="Hold a llama-server that is running against the prediction.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def measure_command(
-    model: str | None,
+    models: tuple[str, ...],
     ghost: bool,
     context: tuple[int, ...],
     users: tuple[int, ...],
@@ -89,10 +89,13 @@ def measure_command(
     is measured; each result is in the record as soon as it is there. With --ghost, MODEL may be cut off behind
     its header, or a name of the catalogue; nothing of its weights is read.
     """
+    if len(models) > 1:
+        raise click.UsageError(f"One model at a time, not {' and '.join(models)}.")
+    model = models[0] if models else None
     if attach is not None:
         from planner.cli.attach import print_attached
 
-        _check_alone("--attach", "model", "as_json")
+        _check_alone("--attach", "models", "as_json")
         print_attached(attach, model, as_json=as_json)
         return
     run_measure(

@@ -45,6 +45,18 @@ def test_a_setting_below_its_smallest_value_is_named(field: str, value: int) -> 
         Launch(**{field: value})
 
 
+@pytest.mark.parametrize("field", ["ctx_size", "ubatch_size", "cache_ram", "n_gpu_layers", "parallel", "n_cpu_moe"])
+def test_a_number_that_llama_server_cannot_hold_is_named(field: str) -> None:
+    Launch(**{field: 2**31 - 1})
+    with pytest.raises(UsageError, match=rf"{field} is 2,147,483,648; llama-server counts to 2,147,483,647"):
+        Launch(**{field: 2**31})
+
+
+def test_people_and_tokens_are_counted_together() -> None:
+    with pytest.raises(UsageError, match="ctx_size is 429,496,729,600"):
+        Launch.for_users(200, 2**31 - 1)
+
+
 @pytest.mark.parametrize("field", ["cache_type_k", "cache_type_v"])
 def test_a_type_that_is_no_cache_type_is_named_with_those_that_are(field: str) -> None:
     with pytest.raises(UsageError, match=r"'q6_K' is not a cache type\. llama-server knows f32, f16, .*q5_1"):

@@ -187,7 +187,7 @@ def test_a_ghost_of_the_catalogue_goes_by_name_or_title(
 
 def test_one_model_is_measured_at_a_time(fails: Fails) -> None:
     assert "One model at a time, not a.gguf and b.gguf" in fails(2, "--measure", "a.gguf", "--ghost", "b.gguf")
-    assert "Put --ghost, --force behind measure" in fails(2, "--ghost", "--force", "measure")
+    assert "Put --ghost behind measure" in fails(2, "--ghost", "--force", "measure")
 
 
 # With broken engines ---------------------------------------------------------------------------------------
@@ -286,7 +286,21 @@ def test_a_record_that_cannot_be_kept_is_said_before_anything_is_measured(
 
 
 @pytest.mark.parametrize(
-    "words", ["--context 4096", "--users 2 --force", "--ready-timeout 5", "--ghost", "--ghost a.gguf"]
+    "words", ["--context 4096", "--users 2 --force", "--ready-timeout 5", "--ghost", "--ghost a.gguf", "--soak 3"]
 )
 def test_options_of_a_measurement_need_one(fails: Fails, words: str) -> None:
     assert "needs --measure" in fails(2, *words.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--measure {} --users 1,2 --fill 200%",
+        "--users 1,2 --fill 200% --measure {}",
+        "--measure={} --users 1,2 --fill 200%",
+        "--users 1,2 --measure --fill 200% -- {}",
+        "measure {} --users 1,2 --fill 200%",
+    ],
+)
+def test_measure_takes_the_same_options_with_and_without_dashes(fails: Fails, smollm_path: Path, words: str) -> None:
+    assert "'200%' is no part of a context" in fails(2, *words.format(smollm_path).split())
