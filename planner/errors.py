@@ -37,3 +37,8 @@ class EngineError(PlannerError):
 
 class DoesNotFitError(PlannerError):
     """The launch is predicted not to fit, so nothing was started."""
+
+
+def words_of(error: OSError) -> str:
+    """What the system refused, as a sentence: a full disk, a folder without permission."""
+    return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}."

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from planner import __version__
-from planner.errors import DoesNotFitError, PlannerError, UsageError
+from planner.errors import DoesNotFitError, PlannerError, UsageError, words_of
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -139,7 +139,7 @@ def _run(arguments: list[str]) -> int:
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise
-        return _say(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.", EXIT_FAILED)
+        return _say(words_of(error), EXIT_FAILED)
     return result if isinstance(result, int) else 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.engine.find import Engine
-from planner.errors import DoesNotFitError, PlannerError
+from planner.errors import DoesNotFitError, PlannerError, words_of
 from planner.fit import Cell, Grid, Source
 from planner.hardware import Hardware
 from planner.launch import Launch
@@ -249,8 +249,10 @@ def align(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
 # Errors and commands ----------------------------------------------------------------------------------------
 
 
-def sentence(error: PlannerError) -> str:
+def sentence(error: PlannerError | OSError) -> str:
     """An error in the app's words: a hint that names a flag of `planner --measure` does not help here."""
+    if isinstance(error, OSError):
+        return words_of(error)
     if isinstance(error, DoesNotFitError):
         return f"{error.message} Choose a smaller cell."
     return str(error)

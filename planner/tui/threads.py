@@ -50,8 +50,8 @@ class ThreadedScreen(Screen[None]):
     def _seek_engine(self) -> None:
         try:
             self.post_message(messages.EngineSought(self._sources.find_engine()))
-        except PlannerError as error:
-            self.post_message(messages.EngineSought(None, str(error)))
+        except (PlannerError, OSError) as error:
+            self.post_message(messages.EngineSought(None, text.sentence(error)))
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="models")
     def _seek_models(self) -> None:
@@ -100,7 +100,7 @@ class ThreadedScreen(Screen[None]):
                 self.post_message(messages.GridRefined(grid, refined))
         except Cancelled:
             return
-        except PlannerError:
+        except (PlannerError, OSError):
             return  # the formula's figures stand, marked as such; `d` says why nobody can be asked
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="ask")
@@ -110,8 +110,8 @@ class ThreadedScreen(Screen[None]):
             made = ask_cell(selected, hardware, engine, self._sources, cancelled=lambda: worker.is_cancelled)
         except Cancelled:
             return
-        except PlannerError as error:
-            self.post_message(messages.Refused(str(error)))
+        except (PlannerError, OSError) as error:
+            self.post_message(messages.Refused(text.sentence(error)))
         else:
             self.post_message(messages.DryRunMade(selected, made))
 
@@ -119,8 +119,8 @@ class ThreadedScreen(Screen[None]):
     def _write_command(self, selected: Selected, engine: Engine) -> None:
         try:
             command = write_command(selected, engine)
-        except PlannerError as error:
-            self.post_message(messages.Refused(str(error)))
+        except (PlannerError, OSError) as error:
+            self.post_message(messages.Refused(text.sentence(error)))
         else:
             self.post_message(messages.CommandWritten(command, text.verdict_line(selected.cell.plan)))
 
@@ -144,7 +144,7 @@ class ThreadedScreen(Screen[None]):
             )
         except Cancelled:
             ended.sentence = "Stopped; nothing is left running."
-        except PlannerError as error:
+        except (PlannerError, OSError) as error:
             ended.sentence = text.sentence(error)
         finally:
             self.post_message(ended)

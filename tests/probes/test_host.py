@@ -8,6 +8,7 @@ import pytest
 from fake_machine import GIB, KIB, MEMINFO, MIB, FakeMachine
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_machines import ARCSTATS
 
 from probes import Clients, Machine, probe_host
 
@@ -125,17 +126,6 @@ def test_psutil_that_fails_is_a_warning(machine: FakeMachine) -> None:
     memory = probe_host(Machine(machine.root, system="Darwin", clients=Clients(psutil=broken)))
     assert memory.usable_bytes is None
     assert memory.warnings[0].startswith("psutil memory: ")
-
-
-ARCSTATS = """\
-12 1 0x01 98 26656 1920163911 654183491814
-name                            type data
-hits                            4    1115656
-c                               4    4123168768
-c_min                           4    519094272
-c_max                           4    8306343936
-size                            4    3987654321
-"""
 
 
 def test_zfs_cache_beyond_its_minimum_counts_with_a_haircut(host: FakeMachine) -> None:

@@ -6,10 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from made_runs import measured_as_planned, sample
 from textual.pilot import Pilot
 
 from planner import Hardware, Launch, Model, predict
@@ -17,10 +19,9 @@ from planner.campaign import Campaign
 from planner.engine.arguments import server_arguments
 from planner.engine.dry_run import Library
 from planner.engine.find import Engine
-from planner.engine.log import Buffer, BufferKind, EngineLog
 from planner.engine.server import Cancelled
 from planner.errors import EngineError
-from planner.measure import Measurement, Progress, Sample, Speed
+from planner.measure import Progress, Speed
 from planner.model.catalogue import CatalogueEntry, find_entry
 from planner.model.gguf import GgufHeader
 from planner.model.ghost import ghost_tensors
@@ -132,22 +133,11 @@ def quick_measurement(
     """A run that agrees with its prediction but for the process itself."""
     (launch,) = launches
     plan = predict(model, launch, MACHINE, prompt_tokens=600)
-    kinds: dict[str, BufferKind] = {"weights": "model", "kv": "kv", "compute": "compute", "output": "output"}
-    buffers = tuple(
-        Buffer(
-            kind=kinds[a.component],
-            device=a.buffer if a.component == "weights" else a.device,
-            size_bytes=a.reserved_bytes,
-        )
-        for a in plan.allocations
-        if a.component in kinds
-    )
-    held = Sample(
-        phase="everyone",
-        seconds=4.0,
-        resident_bytes=plan.resident_bytes() - 20 * MIB,
-        anonymous_bytes=plan.resident_bytes() - plan.resident_bytes(component="weights") - 30 * MIB,
-        file_bytes=plan.resident_bytes(component="weights") + 10 * MIB,
+    weights = plan.resident_bytes(component="weights")
+    held = replace(
+        sample(plan.resident_bytes() - 20 * MIB),
+        anonymous_bytes=plan.resident_bytes() - weights - 30 * MIB,
+        file_bytes=weights + 10 * MIB,
         peak_bytes=plan.resident_bytes(),
     )
     speed = Speed(
@@ -158,22 +148,18 @@ def quick_measurement(
         generated_tokens_per_s=61.4,
         first_token_s=1.5,
     )
-    measurement = Measurement(
-        launch=launch,
+    measurement = measured_as_planned(
+        plan,
         ghost=model.is_ghost,
         command=(str(engine.path), *server_arguments(launch, model.path, engine.flags)),
         engine_version=engine.version,
         engine_build=engine.build,
-        started_at="2026-01-01T00:00:00+00:00",
-        load_seconds=1.0,
-        log=EngineLog(buffers=buffers),
         ready=held,
         steady=held,
         after=held,
         samples=(held,),
         everyone=speed,
         one=speed,
-        log_text="",
     )
     return Campaign(runs=(reconcile(plan, measurement),), not_run=(), failed=(), recommendation=None)
 

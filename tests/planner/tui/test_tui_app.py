@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import pty
@@ -195,6 +196,16 @@ async def test_an_error_is_a_sentence(tmp_path: Path) -> None:
         await settled(pilot)
         await pilot.press("m")
         await until(pilot, lambda: status(pilot) == "Nothing was started: 3 GiB are missing. Choose a smaller cell.")
+
+
+async def test_what_the_system_refuses_is_a_sentence(tmp_path: Path) -> None:
+    def full(*_arguments: object, **_settings: object) -> Campaign:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/cache/ghost")
+
+    async with app_of(tmp_path, run=full).run_test() as pilot:
+        await settled(pilot)
+        await pilot.press("m")
+        await until(pilot, lambda: status(pilot) == "No space left on device: /cache/ghost.")
 
 
 async def test_an_unforeseen_error_is_a_sentence_too(tmp_path: Path) -> None:
