@@ -45,11 +45,6 @@ class Placement:
         """Device of the output layer."""
         return self.layers[-1]
 
-    @property
-    def offloaded(self) -> int:
-        """Layers on accelerators, the output layer included."""
-        return sum(device != CPU_DEVICE for device in self.layers)
-
     def override_for(self, tensor: str) -> str | None:
         """The buffer type that an override moves the tensor to, if one does."""
         return next((target for pattern, target in self.overrides if re.search(pattern, tensor)), None)

@@ -288,7 +288,7 @@ def test_the_output_buffer_is_one_row_of_logits_per_slot_on_the_host(model: str,
 
 def test_the_first_layer_on_a_card_is_the_output_layer() -> None:
     placement = place(28, Launch(n_gpu_layers=1), ONE_CARD)
-    assert (placement.offloaded, placement.output) == (1, "CUDA0")
+    assert (placement.layers, placement.output) == (("CPU",) * 28 + ("CUDA0",), "CUDA0")
     assert set(placement.cache_layers) == {"CPU"}
 
 
