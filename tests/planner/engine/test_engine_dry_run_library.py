@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,22 +73,18 @@ def test_it_is_so_for_every_architecture(shared: Path, tmp_path: Path) -> None:
             path.unlink()
 
 
-def test_a_ghost_of_an_8b_takes_a_moment_and_little_memory(tmp_path: Path, own_home: Path) -> None:
+def test_a_ghost_of_an_8b_takes_little_memory(tmp_path: Path, own_home: Path) -> None:
     cut = Model.open(write_8b(tmp_path / "cut.gguf", whole=False), header_only=True)
     whole = Model.open(write_8b(tmp_path / "whole.gguf"))
     with Library() as library:
-        start = time.monotonic()
         answer = library.dry_run(whole, BASE)
-        assert time.monotonic() - start < 10
         assert printed(answer, "kv") == "1024.00"
         assert library.pid is not None
         assert psutil.Process(library.pid).memory_info().rss < 300 * MIB
         assert library.dry_run(cut, BASE) == answer
         assert len(list(own_home.rglob("cut.ghost.gguf"))) == 1
-        start = time.monotonic()
         for slots in range(1, 21):
             library.dry_run(cut, replace(BASE, parallel=slots))
-        assert time.monotonic() - start < 5
     assert list(own_home.rglob("cut.ghost.gguf")) == []
 
 

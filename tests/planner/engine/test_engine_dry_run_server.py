@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,11 +102,9 @@ def test_a_refusal_is_an_answer_in_its_own_words(engine: Engine, smollm: Model) 
 
 
 @pytest.mark.engine
-def test_a_ghost_of_an_8b_takes_a_second_and_little_memory(engine: Engine, tmp_path: Path) -> None:
+def test_a_ghost_of_an_8b_says_what_it_would_hold(engine: Engine, tmp_path: Path) -> None:
     model = Model.open(write_8b(tmp_path / "8b.gguf"))
-    start = time.monotonic()
     answer = server_dry_run(model, BASE, engine)
-    assert time.monotonic() - start < 10
     said = sizes(answer)
     assert said["weights"] == model.tensor_bytes // MIB
     assert said["kv"] == 1024

