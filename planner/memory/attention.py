@@ -113,6 +113,18 @@ def picked_tokens(graph: GraphShape, tokens: int, cells: Sequence[int]) -> int:
     return min(graph.index_top_k, max(cells, default=0)) * tokens * F32
 
 
+def indexer_scores(
+    family: str, shape: Hyperparameters, graph: GraphShape, tokens: int, cells: Sequence[int], flash: bool
+) -> int:
+    """What of a sparse attention's peak are scores of its indexer that fit into the place of its queries."""
+    if family != "sparse" or not flash:
+        return 0
+    scores = max(cells, default=0) * tokens * F32
+    per_head = max(shape.n_head) * tokens * F32
+    place = per_head * (shape.head_k_mla + shape.head_k)
+    return scores if place - scores >= per_head * shape.head_v else 0
+
+
 def _sparse(shape: Hyperparameters, graph: GraphShape, tokens: int, scores: int, picked: int, flash: bool) -> int:
     """DeepSeek sparse attention: what the indexer scores and picks, or the attention behind it."""
     per_head = max(shape.n_head) * tokens * F32

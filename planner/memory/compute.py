@@ -112,14 +112,12 @@ def plan_compute(
     allocations = []
     for device in devices:
         size, used = (_device_size(sizes, device, placement, role) for sizes in (reserved, at_work))
-        layers = _layers_on(device, reserved, placement)
-        # The same keys and values may be copied anew for each layer that reads them.
-        above = len(layers) * reserved.fetched_by(layers) if layers else 0
+        reason = _device_reason(reserved, role.pipelined)
+        above = 0
         if device == role.borrower:
             size, used = (_borrower_size(sizes, device, largest_matrix) for sizes in (reserved, at_work))
             above = 2 * largest_matrix
-        reason = _device_reason(reserved, role.pipelined)
-        if device == role.borrower and largest_matrix:
+        if above:
             reason += f", beside the feed-forward {format_mib(largest_matrix)} MiB of a matrix that lies on the host"
         allocations.append(_compute(device, reserved, size, used, reason, role=role, above=above))
     size, used = (_host_size(sizes, placement, role) for sizes in (reserved, at_work))
@@ -185,9 +183,10 @@ def _device_size(sizes: GraphSizes, device: str, placement: Placement, role: _Ro
     layers = _layers_on(device, sizes, placement)
     if not layers:
         # The output alone: a few rows and their logits.
-        return sizes.logits + 2 * sizes.hidden * sizes.outputs // sizes.tokens
+        return max(sizes.logits, sizes.unpicked) + 2 * sizes.hidden * sizes.outputs // sizes.tokens
     shared, picked = sizes.shared_on(layers), sizes.picked_by(layers)
-    peak = _device_peak(sizes, device, layers, placement) + picked
+    apart = role.layers_on_host or (role.pipelined and device != role.devices[0])
+    peak = _device_peak(sizes, device, layers, placement, scored=sizes.scored if apart else 0) + picked
     if role.pipelined:
         arriving, states = _pipeline_states(sizes, device, layers, placement, role)
         return _PIPELINE_COPIES * (shared + arriving + sizes.fetched_by(layers)) + states + peak
@@ -196,9 +195,13 @@ def _device_size(sizes: GraphSizes, device: str, placement: Placement, role: _Ro
         return shared + picked + sizes.further + max(5 * sizes.hidden, 3 * sizes.hidden + attention)
     if role.layers_on_host:
         first = device == role.devices[0]
-        states = 2 + sizes.leaves_gap(first)
+        states = 2 + sizes.leaves_gap(first) + sizes.spread[0]
         gap = sizes.gap if first and sizes.family == "experts" else 0
-        return shared + sizes.further + states * sizes.hidden + peak + gap + sizes.fetched_by(layers)
+        feeds = peak == sizes.feed_forward_on(layers)
+        if feeds and (first or not sizes.experts) and not sizes.reads_only(layers):
+            gap += sizes.hole
+        fetched = sizes.fetched_by(layers if feeds else sizes.from_the_longest(layers))
+        return shared + sizes.views(layers) + states * sizes.hidden + peak + gap + fetched
     states = sizes.states - (len(role.devices) > 1 or placement.output == CPU_DEVICE)
     return shared + sizes.further + states * sizes.hidden + peak
 
@@ -215,15 +218,15 @@ def _layers_on(device: str, sizes: GraphSizes, placement: Placement) -> list[int
     return [layer for layer, other in enumerate(placement.layers[: sizes.layers]) if other == device]
 
 
-def _device_peak(sizes: GraphSizes, device: str, layers: Sequence[int], placement: Placement) -> int:
-    """The highest of the moments on this device."""
+def _device_peak(sizes: GraphSizes, device: str, layers: Sequence[int], placement: Placement, *, scored: int) -> int:
+    """The highest of the moments on this device; `scored` of attention finds a place there."""
     # The last layer computes its feed-forward for the rows of the output alone.
     last = layers == [sizes.layers - 1] and sizes.family != "draft"
     found = sizes.convolved if sizes.convolved <= 2 * sizes.hidden and len(set(placement.layers)) == 1 else 0
     return max(
         2 * max(sizes.hidden, sizes.queries) if last else sizes.feed_forward_on(layers),
         sizes.recurrence - found,
-        sizes.attention + sizes.copies(kind_of_device(device)) if sizes.attends_on(layers) else 0,
+        sizes.attention - scored + sizes.copies(kind_of_device(device)) if sizes.attends_on(layers) else 0,
         sizes.logits if device == placement.output else 0,
     )
 
@@ -242,10 +245,8 @@ def _pipeline_states(
         states = 2 + 2 * sizes.streams if sizes.streams > 1 and sizes.mixed else 1 + 2 * sizes.mixed
         arriving = states * sizes.hidden + (crossing.back if crossing else 0) + sizes.further
         return arriving, sizes.states * sizes.hidden - spared
-    # Every layer gets its own view of the further embeddings.
-    views = sizes.further * len(layers) // sizes.layers
     streams = 2 + 2 * sizes.streams if sizes.streams > 1 and sizes.mixed else sizes.streams
-    arriving = streams * sizes.hidden + (crossing.onward if crossing else 0) + views
+    arriving = streams * sizes.hidden + (crossing.onward if crossing else 0) + sizes.views(layers)
     return arriving, _LATER_STATES * sizes.hidden - spared
 
 

@@ -18,11 +18,12 @@ from planner.memory.attention import (
     ROTATION_MULTIPLE,
     attention_peak,
     copied_caches,
+    indexer_scores,
     is_rotated,
     picked_tokens,
 )
 from planner.memory.kv import F32, KvCache, flash_attention
-from planner.memory.peaks import Crossing, GraphSizes
+from planner.memory.peaks import Crossing, GraphSizes, Reused
 from planner.memory.recurrence import recurrent_elements
 from planner.model.graph import GraphShape
 from planner.model.hyperparameters import Hyperparameters
@@ -30,6 +31,10 @@ from planner.model.layout import MemoryLayout
 from planner.units import pad
 
 _FEW_LAYERS = 2
+_UNPICKED = {"mamba": 2, "mamba2": 2, "rwkv6": 1, "gemma3n": 14}
+"""Hidden states of all tokens that the output gets: rows are picked behind the last weight of the last layer."""
+_STREAMED = "gemma3n"
+"""Its four streams lie elsewhere where several devices, or one and the host, share the layers."""
 
 
 def graph_sizes(
@@ -84,9 +89,10 @@ def graph_sizes(
         feed_forward=_feed_forward(shape, graph, launch, tokens, last, bool(caches)) + beside,
         dense=_dense(shape, graph, launch, bool(caches)) * tokens * F32 + beside,
         experts=_experts(shape, graph) * tokens + beside if graph.expert_width else 0,
+        one_expert=graph.shared_expert and shape.n_expert_used == 1,
         dense_layers=graph.dense_layers,
         layers=shape.n_layer,
-        reused=_reused(graph, masked),
+        reused=_reused(shape, graph, masked),
         picked=picked_tokens(graph, tokens, cells) if family == "sparse" else 0,
         streams=graph.hyper_connections,
         recurrence=recurrence,
@@ -96,7 +102,11 @@ def graph_sizes(
         gap=_gap(shape, graph) * tokens * F32,
         attention=attention_peak(family, shape, graph, launch, context, tokens, cells, flash)
         + copied_caches(family, shape, graph, launch, context, masked, flash),
+        scored=indexer_scores(family, shape, graph, tokens, cells, flash),
+        hole=_hole(shape, layout, graph, tokens) if flash else 0,
+        spread=((-6, 3) if flash else (5, 6)) if graph.architecture == _STREAMED else (0, 0),
         logits=shape.n_vocab * outputs * F32 + pooled,
+        unpicked=_UNPICKED.get(graph.architecture, 0) * hidden,
         rotation=_rotation(shape, launch, len(caches)),
         index=0 if flash or shape.is_mla or family == "compressed" else _value_index(shape, tokens, len(masked)),
         inputs=tokens * (8 + 24 * max(1, len(cells))),
@@ -184,12 +194,16 @@ def _crossing(layout: MemoryLayout, graph: GraphShape, tokens: int, hidden: int)
     )
 
 
-def _reused(graph: GraphShape, caches: tuple[KvCache, ...]) -> tuple[tuple[int, int], ...]:
+def _reused(shape: Hyperparameters, graph: GraphShape, caches: tuple[KvCache, ...]) -> tuple[Reused, ...]:
     if not graph.per_layer_input:
         return ()
-    return tuple(
-        (cache.layout.layers[-1], (cache.k_bytes + cache.v_bytes) // len(cache.layout.layers)) for cache in caches
-    )
+    found = []
+    for cache in caches:
+        layer = cache.layout.layers[-1]
+        alike = (other for other in range(shape.n_layer) if shape.swa_layers[other] == shape.swa_layers[layer])
+        size = (cache.k_bytes + cache.v_bytes) // len(cache.layout.layers)
+        found.append(Reused(layer=layer, readers=frozenset(alike).difference(cache.layout.layers), size=size))
+    return tuple(found)
 
 
 def _mask_users(shape: Hyperparameters, layout: MemoryLayout, caches: tuple[KvCache, ...]) -> list[frozenset[int]]:
@@ -226,6 +240,18 @@ def _experts(shape: Hyperparameters, graph: GraphShape) -> int:
     beside = results if results > 2 * shape.n_expert_used * width else 0
     shared = shape.n_embd if graph.shared_expert and not beside else 0
     return (3 * shape.n_expert_used * width + beside + shared) * F32
+
+
+def _hole(shape: Hyperparameters, layout: MemoryLayout, graph: GraphShape, tokens: int) -> int:
+    """Of queries that nothing of their size follows; of the results of experts as wide as they are."""
+    hidden = shape.n_embd * tokens * F32
+    queries = max(shape.n_head) * max(shape.head_k, shape.head_k_swa) * tokens * F32
+    attends = {layer for cache in layout.caches for layer in cache.layers}
+    if not attends.isdisjoint(layer for state in layout.states for layer in state.layers):
+        return hidden + queries  # attention beside a recurrence, in one layer (Falcon-H1)
+    if graph.per_layer_input and graph.architecture != _STREAMED:
+        return queries
+    return 2 * hidden if graph.expert_width == shape.n_embd else 0
 
 
 def _value_index(shape: Hyperparameters, tokens: int, caches: int) -> int:

@@ -29,6 +29,16 @@ class Crossing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reused:
+    """Keys and values of a layer that later layers read instead of their own."""
+
+    layer: int
+    readers: frozenset[int]
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSizes:
     """Bytes of the tensors that decide the compute buffer, for one ubatch."""
 
@@ -56,12 +66,14 @@ class GraphSizes:
     """The same of the layers without experts."""
     experts: int = 0
     """The same of the layers with experts."""
+    one_expert: bool = False
+    """Whether each token has one expert beside the one that sees all of them."""
     dense_layers: int = 0
     """Layers before the first with experts."""
     layers: int = 0
     """Of the trunk."""
-    reused: tuple[tuple[int, int], ...] = ()
-    """Layers whose keys and values later layers read (Gemma 3n and 4), and the bytes of those."""
+    reused: tuple[Reused, ...] = ()
+    """Keys and values that later layers read (Gemma 3n and 4)."""
     picked: int = 0
     """What every layer of a sparse attention opens in its mask, from the beginning until it is computed."""
     streams: int = 1
@@ -78,7 +90,15 @@ class GraphSizes:
     """What the results of narrow experts leave unused on a device that gets its input from the host."""
     attention: int
     """Peak inside attention where that is more than a few hidden states; else 0."""
+    scored: int = 0
+    """What of it finds a place where a part of the layers is computed: the scores of an indexer."""
+    hole: int = 0
+    """What attention leaves unused beside the feed-forward, on a device that computes a part of the layers."""
+    spread: tuple[int, int] = (0, 0)
+    """Hidden states more, on such a device and on the host beside it."""
     logits: int
+    unpicked: int = 0
+    """What reaches the output for every token, where the rows to be told are picked behind the last weight."""
     rotation: int
     """Hadamard matrices of quantised caches."""
     index: int
@@ -107,24 +127,37 @@ class GraphSizes:
             return self.queries <= self.hidden
         if self.family in ("recurrent", "latent"):
             return first or self.family == "recurrent"
-        return self.experts > 0 and (first or self.family == "hybrid")
+        return self.experts > 0 and (first or self.family == "hybrid" or self.one_expert)
 
-    def fetched_by(self, layers: Sequence[int]) -> int:
-        """Keys and values that the last of these layers read, and that lie on another device."""
-        if not self.reused or layers[-1] <= max(layer for layer, _ in self.reused):
-            return 0
-        return sum(size for layer, size in self.reused if layer not in layers)
+    def views(self, layers: Sequence[int]) -> int:
+        """Of the further embeddings, of which every layer gets its own view."""
+        return self.further * len(layers) // self.layers
+
+    def reads_only(self, layers: Collection[int]) -> bool:
+        """Whether these layers all read the keys and values of others."""
+        return bool(self.reused) and frozenset(layers) <= frozenset().union(*(one.readers for one in self.reused))
+
+    def from_the_longest(self, layers: Sequence[int]) -> Sequence[int]:
+        """Of these layers, those from the first on that reads the whole context: its scores are the highest."""
+        longest = max((one.size for one in self.reused), default=0)
+        readers = frozenset().union(*(one.readers for one in self.reused if one.size == longest))
+        return layers[next((place for place, layer in enumerate(layers) if layer in readers), 0) :]
+
+    def fetched_by(self, layers: Collection[int]) -> int:
+        """Keys and values that these layers read and that lie on another device: copied for each layer anew."""
+        return sum(one.size * len(one.readers.intersection(layers)) for one in self.reused if one.layer not in layers)
 
     def host_total(self, layers: Sequence[int] = ()) -> int:
         """The buffer of a host that computes these layers, or everything: inputs, hidden states, the highest of
         three peaks.
         """
-        base = self.shared + (self.states + 1) * self.hidden
+        base = self.shared + (self.states + 1 + (self.spread[1] if layers else 0)) * self.hidden
         # The masks, the rotation and three hidden states beside them are free when the logits are computed:
         # logits that fit into their place cost nothing. So are the embeddings that every layer gets.
         logits = self.logits if self.logits > self.mask + self.rotation + 3 * self.hidden else 0
         picked = self.picked_by(layers)
-        attention = self.attention + picked if not layers or self.attends_on(layers) else 0
+        scores = self.attention - (self.scored if layers else 0)
+        attention = scores + picked if not layers or self.attends_on(layers) else 0
         feed_forward = self._feed_forward_of_few(layers) + max(0, picked - (1 + self.dense_layers) * self.picked)
         return base + max(max(feed_forward, self.recurrence, attention) + self.further, logits)
 
