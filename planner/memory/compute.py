@@ -165,7 +165,7 @@ class _Role:
             return _PLACED["moved"]
         if device == self.borrower:
             return _PLACED["borrower"]
-        if (sizes.family in _SCATTERED or sizes.reused) and (self.several or self.layers_on_host):
+        if (sizes.family in _SCATTERED or sizes.streamed) and (self.several or self.layers_on_host):
             return _PLACED["moved"]
         if self.pipelined:
             return _PLACED["pipeline" if device in (CPU_DEVICE, self.devices[0]) else "later"]

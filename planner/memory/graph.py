@@ -105,6 +105,7 @@ def graph_sizes(
         scored=indexer_scores(family, shape, graph, tokens, cells, flash),
         hole=_hole(shape, layout, graph, tokens) if flash else 0,
         spread=((-6, 3) if flash else (5, 6)) if graph.architecture == _STREAMED else (0, 0),
+        streamed=graph.architecture == _STREAMED,
         logits=shape.n_vocab * outputs * F32 + pooled,
         unpicked=_UNPICKED.get(graph.architecture, 0) * hidden,
         rotation=_rotation(shape, launch, len(caches)),

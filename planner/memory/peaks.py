@@ -96,6 +96,8 @@ class GraphSizes:
     """What attention leaves unused beside the feed-forward, on a device that computes a part of the layers."""
     spread: tuple[int, int] = (0, 0)
     """Hidden states more, on such a device and on the host beside it."""
+    streamed: bool = False
+    """Whether streams beside the hidden state cross between devices, too (Gemma 3n)."""
     logits: int
     unpicked: int = 0
     """What reaches the output for every token, where the rows to be told are picked behind the last weight."""

@@ -88,7 +88,8 @@ def test_a_real_model_equals_the_log(smollm_path: Path, devices: Oracle) -> None
 def test_any_number_beyond_the_layers_means_all_of_them(smollm_path: Path) -> None:
     model, hardware = Model.open(smollm_path), machine("CUDA0")
     plans = [
-        predict(model, Launch(ctx_size=4096, n_cpu_ffn=layers, n_cpu_moe=layers), hardware) for layers in (30, 2**31 - 1)
+        predict(model, Launch(ctx_size=4096, n_cpu_ffn=layers, n_cpu_moe=layers), hardware)
+        for layers in (30, 2**31 - 1)
     ]
     assert plans[0].allocations == plans[1].allocations
 
