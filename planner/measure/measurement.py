@@ -86,6 +86,9 @@ class Soak:
     """Questions of each."""
     tokens: int
     """That each held at its end, of prompts and answers."""
+    held: tuple[int, ...]
+    """That each person's last conversation held at the end of the soak: fewer where the time cut it off, and 0 where
+    not even a first question was asked."""
     ended: Literal["level", "time"]
     """Whether nothing grew any more, or the time was over."""
     before: Sample
