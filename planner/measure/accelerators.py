@@ -128,7 +128,10 @@ class Accelerators:
         adapters = [entry for entry in held if _is_unplaced(entry)]
         if adapters and len(adapters) + len(self._devices) > 2:
             return "Windows counts by adapter, and does not say which of them this is"
-        return "; ".join(reasons) or "no driver tells what a process holds of it"
+        silent = (
+            "it is listed on another device, not on this one" if held else "no driver tells what a process holds of it"
+        )
+        return "; ".join(reasons) or silent
 
 
 def _is_unplaced(entry: DeviceMemory) -> bool:

@@ -103,6 +103,17 @@ class PhaseMemory:
     """Highest resident memory that was seen in it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePeak:
+    """One accelerator over a whole run. None where nothing told."""
+
+    device: str
+    highest_bytes: int | None
+    """The most that was held there, as the samples have it."""
+    least_free_bytes: int | None
+    """The least that was free of its own memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """One conversation in the prompt cache, as llama.cpp logs it."""
@@ -207,6 +218,23 @@ class Measurement:
         """Highest resident memory of the whole run."""
         peaks = [sample.peak_bytes for sample in self.samples if sample.peak_bytes is not None]
         return max(peaks, default=None)
+
+    @property
+    def devices(self) -> tuple[DevicePeak, ...]:
+        """The accelerators over the whole run."""
+        seen = [device for sample in self.samples for device in sample.devices]
+        return tuple(
+            DevicePeak(
+                device=name,
+                highest_bytes=max(
+                    (d.held_bytes for d in seen if d.device == name and d.held_bytes is not None), default=None
+                ),
+                least_free_bytes=min(
+                    (d.free_bytes for d in seen if d.device == name and d.free_bytes is not None), default=None
+                ),
+            )
+            for name in dict.fromkeys(device.device for device in seen)
+        )
 
 
 def _phase(phase: Phase, samples: list[Sample]) -> PhaseMemory:

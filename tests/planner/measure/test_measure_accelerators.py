@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,15 +16,19 @@ from fake_nvml import FakeCard, FakeNvml, FakeProcess, memory
 from sample_machines import build, fdinfo
 
 from planner import Hardware, Launch, MemoryPlan, Model, predict
+from planner.campaign import run_campaign
+from planner.cli.render_history import render_kept
+from planner.cli.render_run import render_run
 from planner.engine.faults import EngineFault
 from planner.engine.find import Engine, parse_devices
 from planner.hardware.assemble import assemble
-from planner.measure import Limits, measure
+from planner.measure import Limits, Progress, measure
 from planner.measure import accelerators as accelerators_module
 from planner.measure import run as run_module
 from planner.measure.accelerators import Accelerators, watched_devices
 from planner.measure.guard import WatchedDevice, floor_of
 from planner.measure.measurement import DeviceSample
+from planner.reconcile.record import Record
 from probes import Machine, probe_everything
 
 SMALL = replace(Launch.for_users(2, 256, cache_type="q8_0"), ubatch_size=64)
@@ -288,3 +293,51 @@ def test_a_run_is_ended_for_the_one_card_that_runs_short_and_it_is_named(
         f"The run was ended to keep the machine well: only {floor / MIB - 1:.1f} MiB of memory were left on CUDA1 "
         f"(NVIDIA GeForce RTX 3060), less than the {floor / MIB:.1f} MiB that it needs ("
     )
+
+
+@pytest.mark.engine
+def test_what_was_seen_is_in_the_report_the_record_and_the_history(
+    two_cards: Machine, smollm: Model, engine: Engine, tmp_path: Path
+) -> None:
+    """The real engine computes on the processor; the cards are made up, and one of them lists no process."""
+    hardware = plan_on(two_cards, TWO_CARDS, smollm).hardware
+    large, small = nvml_of(two_cards).cards
+    large.compute = _Servers(3 * GIB)
+
+    def progress(_index: int, progress: Progress) -> None:
+        if progress.phase == "loading":
+            small.memory = memory(12884901888, 200 * MIB, 10 * MIB + GIB)
+
+    record = Record(tmp_path / "record")
+    campaign = run_campaign(smollm, [SMALL], engine, record, detect=lambda: hardware, on_progress=progress)
+    (run,), (document,) = campaign.runs, campaign.documents
+    assert [(row.component, row.measured_bytes) for row in run.on_devices] == [
+        ("resident on CUDA0", 3 * GIB),
+        ("taken on CUDA1", GIB),
+    ]
+    rows = document["reconciliation"]["on_devices"]
+    assert [(row["component"], row["predicted_bytes"]) for row in rows] == [
+        ("resident on CUDA0", run.plan.bytes(device="CUDA0")),
+        ("taken on CUDA1", run.plan.bytes(device="CUDA1")),
+    ]
+    steady, samples = document["measured"]["steady"], document["measured"]["samples"]
+    assert [device["own_bytes"] for device in steady["devices"]] == [3 * GIB, None]
+    assert steady["devices"][1]["reason"] == "it is listed on another device, not on this one"
+    assert all(len(sample["devices"]) == 2 and "reason" not in sample["devices"][1] for sample in samples)
+    assert document["measured"]["devices"] == [
+        {"device": "CUDA0", "highest_bytes": 3 * GIB, "least_free_bytes": 25769803776 - 305 * MIB},
+        {"device": "CUDA1", "highest_bytes": GIB, "least_free_bytes": 12884901888 - 210 * MIB - GIB},
+    ]
+    (kept,) = record.history().runs
+    for text in (render_run(run), render_kept(kept, *record.body(kept))):
+        assert re.search(r"^resident on CUDA0 .* 3,072\.00 ", text, re.MULTILINE)
+        assert re.search(r"^taken on CUDA1 .* 1,024\.00 ", text, re.MULTILINE)
+        assert "taken on CUDA1: what became less free since before the start, whoever took it (it is listed" in flat(
+            text
+        )
+    assert "CUDA0: 3.0 GiB at most, 23.7 GiB free at least." in render_run(run)
+
+
+def flat(text: str) -> str:
+    """Without the breaks that a terminal's width asks for."""
+    return " ".join(text.split())
