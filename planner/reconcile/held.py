@@ -24,12 +24,12 @@ _SPILLED = "spilled to shared memory"
 PROCESS = "what the driver says that the process holds"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved:
-    """What of llama.cpp's buffers lies on a device: one component, as logged, or as predicted where it is not."""
+    """One component of llama.cpp's buffers on one device."""
 
     name: str
-    size_bytes: int
+    device: str
     delta_bytes: int
     """Logged less predicted; 0 where the log does not say."""
 
@@ -42,7 +42,7 @@ class Held:
     sample: DeviceSample
     predicted_bytes: int
     reserved_bytes: int
-    """llama.cpp's buffers there, all together."""
+    """llama.cpp's buffers there, all together: as logged, and as predicted where the log does not say."""
     driver: Allocation | None
     """What was predicted of what the driver takes for itself."""
     driver_cause: str
@@ -70,22 +70,23 @@ class Held:
 
 
 def held_on_devices(
-    plan: MemoryPlan, measurement: Measurement, log: EngineLog, rows: Sequence[tuple[str, Reserved]]
+    plan: MemoryPlan, measurement: Measurement, log: EngineLog, reserved: Sequence[Reserved]
 ) -> Iterator[Held]:
-    """Every accelerator that was looked at; `rows` are llama.cpp's buffers with the devices that they lie on."""
+    """Every accelerator that was looked at."""
     for sample in measurement.steady.devices:
         device = next((d for d in plan.hardware.nameable if d.name == sample.device), None)
         if device is None:
             continue
-        buffers = [reserved for name, reserved in rows if name == device.name]
-        reserved_bytes = sum(buffer.size_bytes for buffer in buffers)
+        buffers = [row for row in reserved if row.device == device.name]
         driver = next((a for a in plan.allocations if a.device == device.name and a.buffer == "driver"), None)
+        predicted = plan.bytes(device=device.name)
+        reserved_bytes = predicted - (driver.reserved_bytes if driver else 0) + sum(row.delta_bytes for row in buffers)
         look = _Look(plan, log, sample, reserved_bytes, driver)
         beside = _why_beside(look)
         yield Held(
             device=device,
             sample=sample,
-            predicted_bytes=plan.bytes(device=device.name),
+            predicted_bytes=predicted,
             reserved_bytes=reserved_bytes,
             driver=driver,
             driver_cause=beside,

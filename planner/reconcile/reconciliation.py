@@ -98,7 +98,7 @@ def reconcile(plan: MemoryPlan, measurement: Measurement, dry_run: DryRun | None
     overhead = overhead_of(plan, measurement, host)
     log = _whole_log(measurement)
     taken = {card.device: card for card in taken_beside_buffers(plan, log)}
-    held = list(held_on_devices(plan, measurement, log, [(entry.row.device, _reserved(entry)) for entry in compared]))
+    held = list(held_on_devices(plan, measurement, log, [_reserved(entry.row) for entry in compared]))
     beside = {card.device.name: card for card in held if card.beside_bytes is not None}
     resident = Row(
         component="resident",
@@ -124,10 +124,8 @@ def reconcile(plan: MemoryPlan, measurement: Measurement, dry_run: DryRun | None
     )
 
 
-def _reserved(entry: _Compared) -> Reserved:
-    row = entry.row
-    size = row.predicted_bytes + (row.delta_bytes or 0)
-    return Reserved(row.component, size, row.delta_bytes or 0)
+def _reserved(row: Row) -> Reserved:
+    return Reserved(name=row.component, device=row.device, delta_bytes=row.delta_bytes or 0)
 
 
 def _held_row(held: Held, dry_run: DryRun | None) -> Row:

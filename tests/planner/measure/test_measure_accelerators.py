@@ -142,6 +142,17 @@ def test_graphics_in_the_machines_memory_hold_what_was_set_aside_and_what_is_sha
     assert (sample.taken_bytes, sample.free_bytes) == (own + shared + GIB, None)
 
 
+def test_where_nvml_knows_no_memory_it_still_knows_the_process(tmp_path: Path, gemma: Model) -> None:
+    machine = build("gb10", tmp_path)
+    listed = "  CUDA0: NVIDIA GB10 (124610 MiB, 115787 MiB free)"
+    (device,) = watched_devices(plan_on(machine, listed, gemma))
+    assert (device.shares_memory, device.floor_bytes) == (True, 0)
+    (card,) = nvml_of(machine).cards
+    card.compute = [FakeProcess(pid=PID, usedGpuMemory=60 * GIB)]
+    _, sample = look_at(machine, [device])
+    assert (sample.process_bytes, sample.taken_bytes, sample.free_bytes) == (60 * GIB, None, None)
+
+
 def test_a_mac_tells_nothing_from_outside(tmp_path: Path, gemma: Model) -> None:
     machine = build("m1_max", tmp_path)
     devices = watched_devices(plan_on(machine, "  MTL0: Apple M1 Max (26000 MiB, 25999 MiB free)", gemma))
