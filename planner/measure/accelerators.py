@@ -7,10 +7,10 @@ became less free since before the start, whoever took it. Without an accelerator
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
 
 from planner.hardware import HOST_POOL
@@ -75,18 +75,22 @@ class Accelerators:
         if self._watch is not None:
             self._watch.__exit__(kind, error, trace)
 
-    def look(self, pid: int, *, exact: bool) -> tuple[DeviceSample, ...]:
+    def look(
+        self, pid: int, *, exact: bool, places: Mapping[str, str] = MappingProxyType({})
+    ) -> tuple[DeviceSample, ...]:
         """What they hold now, for the server with this process id; unless it must be `exact`, the last look again
-        while a driver that is slow to answer rests.
+        while a driver that is slow to answer rests. `places` are where the server's own log says that they sit: of
+        cards that are alike, only it knows which is which.
         """
         if self._watch is None:
             return ()
         start = time.monotonic()
         if exact or start >= self._next:
             held, free = self._watch.held(pid), self._free()
+            placed = [replace(device, pci=places.get(device.name, device.pci)) for device in self._devices]
             self._last = tuple(
                 self._sample(device, held.devices, held.reasons, free.get(device.pci or "", _Free()))
-                for device in self._devices
+                for device in placed
             )
             end = time.monotonic()
             self._next = end + _REST * (end - start)

@@ -106,5 +106,5 @@ class Watcher:
             file_bytes=memory.file_bytes,
             peak_bytes=memory.peak_rss_bytes,
             swap_bytes=memory.swap_bytes,
-            devices=self._accelerators.look(self._pid, exact=exact),
+            devices=self._accelerators.look(self._pid, exact=exact, places=self._server.log.places),
         )

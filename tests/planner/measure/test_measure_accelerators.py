@@ -21,6 +21,7 @@ from planner.cli.render_history import render_kept
 from planner.cli.render_run import render_run
 from planner.engine.faults import EngineFault
 from planner.engine.find import Engine, parse_devices
+from planner.engine.log import read_log
 from planner.hardware.assemble import assemble
 from planner.measure import Limits, Progress, measure
 from planner.measure import accelerators as accelerators_module
@@ -86,6 +87,21 @@ def test_a_card_of_nvidias_tells_what_the_process_holds(tmp_path: Path, gemma: M
     assert sample.free_bytes == free - 9 * GIB - 300 * MIB
     accelerators.__exit__(None, None, None)
     assert (nvml.times_opened, nvml.is_open) == (1, False)
+
+
+def test_of_cards_that_are_alike_the_servers_log_says_which_it_uses(tmp_path: Path, gemma: Model) -> None:
+    """With CUDA_VISIBLE_DEVICES=1 the second card is the first that the engine lists."""
+    machine = build("two_cards", tmp_path)
+    first, second = nvml_of(machine).cards
+    second.name = first.name
+    listed = "  CUDA0: NVIDIA GeForce RTX 3090 (24125 MiB, 23306 MiB free)"
+    accelerators, _ = look_at(machine, watched_devices(plan_on(machine, listed, gemma)))
+    fill(second, 5 * GIB, PID)
+    line = "llama_prepare_model_devices: using device CUDA0 (NVIDIA GeForce RTX 3090) (0000:08:00.0) - 23306 MiB free"
+    (sample,) = accelerators.look(PID, exact=True, places=read_log([line]).places)
+    assert (sample.own_bytes, sample.taken_bytes) == (5 * GIB, 5 * GIB)
+    (sample,) = accelerators.look(PID, exact=True)
+    assert (sample.own_bytes, sample.taken_bytes) == (None, 0)
 
 
 def test_in_a_container_what_became_less_free_stands_in(tmp_path: Path, gemma: Model) -> None:
