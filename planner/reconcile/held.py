@@ -136,19 +136,23 @@ def _why_beside(look: _Look) -> str:
     if held is None:
         return f"not told: {look.sample.reason}"
     beside = held - look.reserved_bytes
-    spilled = _spilled(look, beside)
-    if spilled > NEAR_BYTES:
-        left = look.low_bytes - beside - spilled
+    beyond = _beyond_pinned(look)
+    if beside < -NEAR_BYTES and beyond > NEAR_BYTES:
+        spilled = min(-beside, beyond)
         told = f"{_SPILLED}: {format_bytes(spilled)} of buffers lie in the machine's memory"
+        left = -beside - spilled
         return f"{told}; {unexplained(-left)}" if left > NEAR_BYTES else told
+    if 0 <= beside < look.low_bytes - NEAR_BYTES and beyond > NEAR_BYTES:
+        told = f"{format_bytes(beyond)} beyond what is pinned lie in the machine's memory"
+        return f"{_SPILLED} in part, or a driver that takes little: {told}"
     return _too_little(look, -beside) if beside < -NEAR_BYTES else _of_driver(look, beside)
 
 
-def _spilled(look: _Look, beside: int) -> int:
-    """How much of what is missing on a card is in the machine's memory, beyond what is meant to lie there."""
+def _beyond_pinned(look: _Look) -> int:
+    """What the process holds of the machine's memory for a card, beyond the buffers that are meant to lie there."""
     if look.sample.process_bytes is None or look.sample.shares_memory:
         return 0
-    return min(look.low_bytes - beside, (look.sample.shared_bytes or 0) - look.pinned_bytes)
+    return (look.sample.shared_bytes or 0) - look.pinned_bytes
 
 
 def _too_little(look: _Look, missing: int) -> str:

@@ -129,8 +129,19 @@ def test_buffers_that_the_driver_moved_to_the_machines_memory_have_spilled(gemma
     pinned = Buffer(kind="compute", device="CUDA_Host", size_bytes=30 * MIB)
     log = replace(log, buffers=(*log.buffers, pinned))
     moved = 100 * MIB
-    run = told(plan, process=buffers_on(plan) + LEAST - moved, shared=moved + 30 * MIB, free=0, log=log)
+    run = told(plan, process=buffers_on(plan) - moved, shared=moved + 30 * MIB, free=0, log=log)
     assert row_of(run).cause == "spilled to shared memory: 100.0 MiB of buffers lie in the machine's memory"
+    run = told(plan, process=buffers_on(plan) - moved, shared=moved - 20 * MIB, free=0, log=log)
+    assert row_of(run).cause == (
+        "spilled to shared memory: 50.0 MiB of buffers lie in the machine's memory; "
+        "unexplained: 50.0 MiB less than predicted"
+    )
+    # With the driver's context beside them nothing shows whether a small one hides what has spilled.
+    run = told(plan, process=buffers_on(plan) + LEAST - moved, shared=moved + 30 * MIB, log=log)
+    assert row_of(run).cause == (
+        "spilled to shared memory in part, or a driver that takes little: "
+        "100.0 MiB beyond what is pinned lie in the machine's memory"
+    )
     assert run.lessons.drivers == ()
     # What is pinned on purpose has not spilled, and what is nowhere is not explained.
     run = told(plan, process=buffers_on(plan) - moved, shared=30 * MIB, log=log)
