@@ -122,7 +122,8 @@ class _Run:
         self.on_progress(Progress(phase=phase, done=done, total=total, resident_bytes=self.watcher.resident_bytes))
 
     def serve(self, users: int, filling: Phase, answering: Phase, seed: int) -> Speed:
-        """Serve people; the phase is `filling` until all of them are being answered."""
+        """Serve people; the phase is `filling`, their prompts being made included, until all of them are answered."""
+        self.report(filling, 0, users)
         with _prompts_named(users, self.workload):
             return serve(
                 self.server,
