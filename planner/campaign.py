@@ -24,6 +24,7 @@ from planner.fit import Candidate, Recommendation, bound_growth, fit_layers, rec
 from planner.hardware import CPU_DEVICE, Hardware
 from planner.launch import CacheType, Launch, resolve_context
 from planner.measure import Limits, Load, Progress, measure
+from planner.measure.accelerators import watched_devices
 from planner.measure.alone import alone
 from planner.measure.growth import hold_growth
 from planner.measure.guard import DEADLINE_S, floor_of
@@ -331,7 +332,9 @@ class _Job:
             cell.engine,
             load=self.load,
             limits=Limits(
-                floor_bytes=floor_of(plan.hardware.host), deadline_s=self.deadline_s + 60 * self.load.soak_minutes
+                floor_bytes=floor_of(plan.hardware.host),
+                devices=watched_devices(plan),
+                deadline_s=self.deadline_s + 60 * self.load.soak_minutes,
             ),
             on_progress=partial(self.on_progress, index),
             cancelled=self.cancelled,

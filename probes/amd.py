@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probes._files import to_integer
-from probes.drm import Card, Client, cards, drm_clients, holders_of
+from probes.drm import Card, Client, cards, driver_version, drm_clients, holders_of
 from probes.gpu import Gpu
 from probes.machine import Files, Where
 
@@ -76,6 +76,7 @@ def _gpu(files: Files, card: Card, nodes: list[_Node], clients: list[Client]) ->
         free_bytes=_left(files, name, "vram", sizes),
         shared_total_bytes=sizes["gtt_total"] if shares else None,
         shared_free_bytes=_left(files, name, "gtt", sizes) if shares else None,
+        driver=driver_version(files, card.driver),
         holders=holders_of(clients, card, shared=shares),
         sources=_sources(card, shares, why),
     )

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from probes._files import to_integer
 from probes.gpu import Gpu
-from probes.machine import Files, Where
+from probes.machine import Files, Machine, Where
 from probes.report import Json
 
 _GIB = 1 << 30
 _MIB = 1 << 20
 _SYSCTL = ("sysctl", "hw.memsize", "hw.optional.arm64", "machdep.cpu.brand_string", "iogpu", "debug.iogpu")
+_VERSION = ("sw_vers", "-productVersion")
 
 
 def working_set_rule(memory_bytes: int) -> int:
@@ -78,9 +79,19 @@ def _gpus(files: Files) -> tuple[Gpu, ...]:
             shared_free_bytes=free if is_shared else None,
             max_allocation_bytes=largest if isinstance(largest, int) and largest > 0 else None,
             confidence="read" if metal else "estimated",
+            driver=_system_version(machine),
             sources=() if total is None else (f"shared_total_bytes: {source}",),
         ),
     )
+
+
+def _system_version(machine: Machine) -> str | None:
+    """macOS with its version: the graphics driver is part of it. None where it is not told, as in older reports."""
+    try:
+        version = machine.answer(" ".join(_VERSION), lambda: machine.clients.run(_VERSION))
+    except LookupError:
+        return None
+    return f"macOS {str(version).strip()}" if str(version).strip() else None
 
 
 def _working_set(

@@ -114,6 +114,15 @@ def _name(listed: str, card: Card) -> str:
     return f"{maker} {known}" if known else f"{maker} graphics {card.vendor}:{card.device}"
 
 
+def driver_version(files: Files, driver: str) -> str | None:
+    """A driver's name with its version: its own, where it came from its maker, else the kernel's; None if unknown."""
+    own = (files.text(f"/sys/module/{driver}/version") or "").strip()
+    kernel = (files.text("/proc/sys/kernel/osrelease") or "").strip()
+    if not driver or not (own or kernel):
+        return None
+    return f"{driver} {own}" if own else f"{driver} of Linux {kernel}"
+
+
 # What processes hold
 
 

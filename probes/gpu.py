@@ -44,6 +44,8 @@ class Gpu:
     """The part of `shared_total_bytes` that is not in use."""
     max_allocation_bytes: int | None = None
     """The largest single buffer; None where nothing is known to limit it."""
+    driver: str | None = None
+    """Its driver with the version, as `NVIDIA 580.95.05`: another one takes another amount of memory for itself."""
     slice: str | None = None
     """The profile of a MIG slice, as `1g.10gb`; None for a whole processor."""
     confidence: Confidence = "read"

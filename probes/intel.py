@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from probes.drm import Card, Client, cards, drm_clients, holders_of
+from probes.drm import Card, Client, cards, driver_version, drm_clients, holders_of
 from probes.gpu import Gpu
 from probes.machine import Files, Where
 
@@ -34,6 +34,7 @@ def _gpu(files: Files, card: Card, clients: list[Client]) -> Gpu:
             name=name,
             pci=card.pci,
             shares_memory=True,
+            driver=driver_version(files, card.driver),
             holders=holders_of(clients, card, shared=True),
             sources=("shares_memory: neither tiles with memory (xe) nor lmem_total_bytes (i915)",),
         )
@@ -46,6 +47,7 @@ def _gpu(files: Files, card: Card, clients: list[Client]) -> Gpu:
         total_bytes=total,
         free_bytes=max(0, total - seen),
         confidence="low",
+        driver=driver_version(files, card.driver),
         holders=holders,
         sources=(f"total_bytes: {source}", f"free_bytes: total - {seen} that processes seen here hold (fdinfo)"),
         warnings=(f"{name}: what other users' programs hold of it cannot be seen, so less may be free.",),

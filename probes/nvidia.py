@@ -45,6 +45,9 @@ def probe_nvidia(
         return (), (*files.warnings, f"nvml: answer not understood: {error!r}")
     if not gpus:
         gpus = tuple(_jetson(files))
+    version = answer.get("driver") if isinstance(answer, dict) else None
+    if isinstance(version, str) and version:
+        gpus = tuple(replace(gpu, driver=f"NVIDIA {version}") for gpu in gpus)
     if is_contained:
         gpus = tuple(replace(gpu, holders=_nameless(gpu.holders)) for gpu in gpus)
     return gpus, tuple(files.warnings)
@@ -191,25 +194,43 @@ def _first(modes: Any) -> Json:
     return modes if isinstance(modes, dict) else modes[0]
 
 
-def process_bytes(machine: Machine, pid: int) -> dict[str, int | None]:
-    """What one process holds of each card, by where the card sits; None where the driver does not say.
+class OpenNvml:
+    """NVML opened once and asked often: for a run that looks at the same cards again and again."""
 
-    Raises what NVML raises when it cannot start.
-    """
-    found: dict[str, int | None] = {}
-    nvml = _client(machine)
-    nvml.nvmlInit()
-    try:
+    def __init__(self, machine: Machine) -> None:
+        """Raises what NVML raises when it cannot start."""
+        self._nvml = nvml = _client(machine)
+        nvml.nvmlInit()
+        self._cards: dict[str, Any] = {}
         for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            pci = _pci(_bus_id(_try(nvml, nvml.nvmlDeviceGetPciInfo, handle))) or str(index)
-            for process in _running(nvml, handle):
+            handle = _try(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
+            if _error(handle) is None:  # else one that has fallen off the bus
+                self._cards[_pci(_bus_id(_try(nvml, nvml.nvmlDeviceGetPciInfo, handle))) or str(index)] = handle
+
+    def process_bytes(self, pid: int) -> dict[str, int | None]:
+        """What one process holds of each card, by where the card sits; None where the driver does not say."""
+        found: dict[str, int | None] = {}
+        for pci, handle in self._cards.items():
+            for process in _running(self._nvml, handle):
                 if process.pid == pid:
                     size = getattr(process, "usedGpuMemory", None)
                     found[pci] = None if size is None else max(found.get(pci) or 0, int(size))
-    finally:
-        nvml.nvmlShutdown()
-    return found
+        return found
+
+    def free_bytes(self) -> dict[str, int | None]:
+        """What each card has free; None where it does not say, or is divided (MIG): a program gets one slice."""
+        return {pci: None if self._is_divided(card) else self._free(card) for pci, card in self._cards.items()}
+
+    def _is_divided(self, card: Any) -> bool:
+        return bool(_first(_try(self._nvml, self._nvml.nvmlDeviceGetMigMode, card)) == 1)
+
+    def _free(self, card: Any) -> int | None:
+        _, free, _ = _figures(_memory(self._nvml, card))
+        return free
+
+    def close(self) -> None:
+        """Let NVML go."""
+        _try(self._nvml, self._nvml.nvmlShutdown)
 
 
 # What it means

@@ -9,12 +9,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from probes._files import excerpt, to_integer
 from probes._groups import own_groups
 from probes.accelerator import has_nvidia_driver
 from probes.machine import Files, Machine, Where, machine_at
+
+if TYPE_CHECKING:
+    from probes.nvidia import OpenNvml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +48,31 @@ def probe_process_devices(pid: int, root: Where = Path("/")) -> ProcessDevices:
     Never raises. On a Mac nothing tells it from outside: the engine's own figures have to do.
     """
     machine = machine_at(root)
-    reasons: list[str] = []
+    if machine.system == "Windows" or not has_nvidia_driver(machine):
+        return process_devices(machine, pid, None)
+    from probes.nvidia import OpenNvml
+
+    try:
+        nvml = OpenNvml(machine)
+    except Exception as error:  # NVML's own, of a module that may not be there
+        return process_devices(machine, pid, None, f"nvml: {str(error) or type(error).__name__}")
+    try:
+        return process_devices(machine, pid, nvml)
+    finally:
+        nvml.close()
+
+
+def process_devices(machine: Machine, pid: int, nvml: OpenNvml | None, why_no_nvml: str = "") -> ProcessDevices:
+    """The same with an NVML that is open, or with why it is not."""
+    reasons = [why_no_nvml] if why_no_nvml else []
     found: list[DeviceMemory] = []
     try:
         if machine.system == "Linux":
             found += _from_fdinfo(machine, pid)
         if machine.system == "Windows":
             found += _from_counters(machine, pid, reasons)
-        elif has_nvidia_driver(machine):
-            found += _from_nvml(machine, pid, reasons)
+        elif nvml is not None:
+            found += _from_nvml(nvml, pid, reasons)
         if machine.system == "Darwin":
             reasons.append("graphics memory of another process is not told on macOS")
     except Exception as error:  # a probe never raises, whatever a driver answers
@@ -74,15 +93,8 @@ def _from_fdinfo(machine: Machine, pid: int) -> Iterator[DeviceMemory]:
         yield DeviceMemory(device=pci, own_bytes=own, shared_bytes=shared, source=f"/proc/{pid}/fdinfo")
 
 
-def _from_nvml(machine: Machine, pid: int, reasons: list[str]) -> Iterator[DeviceMemory]:
-    from probes.nvidia import process_bytes
-
-    try:
-        found = process_bytes(machine, pid)
-    except Exception as error:  # NVML's own, of a module that may not be there
-        words = str(error)
-        reasons.append(f"nvml: {words or type(error).__name__}")
-        return
+def _from_nvml(nvml: OpenNvml, pid: int, reasons: list[str]) -> Iterator[DeviceMemory]:
+    found = nvml.process_bytes(pid)
     if not found:
         reasons.append("nvml: lists no such process; inside a container it lists them by the host's numbers")
     for pci, size in found.items():

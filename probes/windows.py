@@ -52,6 +52,7 @@ def _gpu(adapter: dict[str, Json]) -> Gpu | None:
     identifier = re.search(r"ven_([0-9a-f]{4})", str(adapter.get("device", "")).lower())
     vendor = _VENDORS.get(identifier[1], "other") if identifier else "other"
     size = total if isinstance(total, int) and total > 0 else None
+    version = adapter.get("driver")
     return Gpu(
         vendor=vendor,
         name=name,
@@ -60,6 +61,7 @@ def _gpu(adapter: dict[str, Json]) -> Gpu | None:
         # Nothing tells a program how much others hold; a driver moves it out of the way, and all grows slow.
         free_bytes=size,
         confidence="low",
+        driver=f"{vendor} {version}" if isinstance(version, str) and version else None,
         sources=("total_bytes: registry HardwareInformation.qwMemorySize",),
     )
 
@@ -106,6 +108,7 @@ def _read_adapters() -> Json:
                             {
                                 "name": _value(key, "DriverDesc"),
                                 "device": _value(key, "MatchingDeviceId"),
+                                "driver": _value(key, "DriverVersion"),
                                 "memory_bytes": _number(_value(key, "HardwareInformation.qwMemorySize")),
                             }
                         )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from planner.cli.render import labelled, render_table, terminal_width
+from planner.reconcile.held import PROCESS
 from planner.reconcile.history import History, InForce, Run, in_force
 from planner.reconcile.lessons import Lessons
 from planner.units import format_bytes, format_mib, format_tokens, short_bytes, signed_mib
@@ -97,7 +98,7 @@ def render_kept(run: Run, report: dict[str, Any], log: str) -> str:
         "",
         render_table(_ROWS_HEADER, map(_reserved_row, reconciliation.get("reserved", [])), "lrrrrl"),
         "",
-        render_table(_ROWS_HEADER, map(_reserved_row, [reconciliation.get("resident", {})]), "lrrrrl"),
+        _resident(reconciliation.get("resident", {}), reconciliation.get("on_devices", [])),
         "",
         *_phases(measured.get("samples", [])),
         *(_speed(name, measured.get(name, {})) for name in ("everyone", "one")),
@@ -144,6 +145,27 @@ def _reserved_row(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+_HELD_HEADER = ("MiB", "predicted", "dry run", "reserved", "measured", "delta", "cause")
+
+
+def _resident(process: dict[str, Any], on_devices: Sequence[dict[str, Any]]) -> str:
+    """What the process held, and what lay on each accelerator where the run was made with one."""
+    if not on_devices:
+        return render_table(_ROWS_HEADER, [_reserved_row(process)], "lrrrrl")
+    table = render_table(_HELD_HEADER, map(_held_row, (process, *on_devices)), "lrrrrrl")
+    others = [
+        labelled("", f"{row.get('component', '?')}: {row['witness']}.")
+        for row in on_devices
+        if row.get("witness") not in (None, "", PROCESS)
+    ]
+    return "\n".join([table, *others])
+
+
+def _held_row(row: dict[str, Any]) -> tuple[str, ...]:
+    name, predicted, told, *rest = _reserved_row(row)
+    return (name, predicted, told, "" if row.get("reserved_bytes") is None else _mib(row["reserved_bytes"]), *rest)
+
+
 def _mib(size_bytes: int | None) -> str:
     return "unknown" if size_bytes is None else format_mib(size_bytes)
 
@@ -182,7 +204,8 @@ def _taught(lessons: Lessons) -> str:
         said.append(f"the process holds {format_bytes(lessons.overhead_bytes)} beside its buffers")
     for driver in lessons.drivers:
         said.append(
-            f"{format_bytes(driver.size_bytes)} are taken on {driver.device} ({driver.description}) beside them"
+            f"{format_bytes(driver.size_bytes)} are taken on {driver.device} ({driver.description}, "
+            f"{driver.driver or 'its driver is not known'}) beside them"
         )
     for compute in lessons.compute:
         said.append(f"compute on {compute.device} is {compute.ratio:.3f} of the formula's")

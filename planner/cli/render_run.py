@@ -6,10 +6,13 @@ from planner.campaign import Campaign, Document
 from planner.cli.render import labelled, launch_summary, render_table
 from planner.measure import Measurement, Phase, Soak, Speed
 from planner.measure.growth import Growth
+from planner.measure.measurement import DevicePeak
+from planner.reconcile.held import PROCESS
 from planner.reconcile.reconciliation import Reconciliation, Row
 from planner.units import MIB, format_bytes, format_mib, format_tokens, signed_mib
 
 _RUN_HEADER = ("MiB", "predicted", "dry run", "measured", "delta", "cause")
+_HELD_HEADER = ("MiB", "predicted", "dry run", "reserved", "measured", "delta", "cause")
 
 
 def render_run(run: Reconciliation, growth: Growth | None = None) -> str:
@@ -23,7 +26,7 @@ def render_run(run: Reconciliation, growth: Growth | None = None) -> str:
         f"━━ {launch_summary(measurement.launch, run.plan)}",
         render_table(_RUN_HEADER, map(_reserved_row, run.reserved), "lrrrrl"),
         "",
-        render_table(("MiB", "predicted", "measured", "delta", "cause"), [_row(run.resident)], "lrrrl"),
+        _resident(run),
         labelled(
             "",
             f"{_mib(steady.anonymous_bytes)} of it anonymous, {_mib(steady.file_bytes)} mapped from files; "
@@ -35,10 +38,34 @@ def render_run(run: Reconciliation, growth: Growth | None = None) -> str:
             f"loaded in {measurement.load_seconds:.1f} s.",
         ),
         labelled("Memory", f"{_over_time(measurement)}."),
+        *(labelled("", f"{_on_device(device)}.") for device in measurement.devices),
     ]
     if growth is not None and measurement.soak is not None:
         parts.append(labelled("Soak", _soaked(measurement.soak, growth)))
     return "\n".join(parts)
+
+
+def _resident(run: Reconciliation) -> str:
+    """What the process held, and what lay on each accelerator."""
+    if not run.on_devices:
+        return render_table(("MiB", "predicted", "measured", "delta", "cause"), [_row(run.resident)], "lrrrl")
+    table = render_table(_HELD_HEADER, map(_held_row, (run.resident, *run.on_devices)), "lrrrrrl")
+    others = [
+        labelled("", f"{row.component}: {row.witness}.") for row in run.on_devices if row.witness not in ("", PROCESS)
+    ]
+    return "\n".join([table, *others])
+
+
+def _held_row(row: Row) -> tuple[str, ...]:
+    name, predicted, *rest = _row(row)
+    told = "" if row.dry_run_bytes is None else f"{row.dry_run_bytes // MIB:,}"
+    return (name, predicted, told, "" if row.reserved_bytes is None else format_mib(row.reserved_bytes), *rest)
+
+
+def _on_device(peak: DevicePeak) -> str:
+    held = "what was held is not told" if peak.highest_bytes is None else f"{format_bytes(peak.highest_bytes)} at most"
+    free = "" if peak.least_free_bytes is None else f", {format_bytes(peak.least_free_bytes)} free at least"
+    return f"{peak.device}: {held}{free}"
 
 
 _MOMENTS: dict[Phase, str] = {

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from planner.keeper import END_GROUP, Keeper
+
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = b"1000"
 """The highest oom_score_adj: where memory runs out, the kernel takes what we started, and nothing else."""
-_KEEPER = 'trap "" INT TERM HUP; read -r word; [ "$word" = over ] || kill -9 "-$1"'
 
 
 @contextlib.contextmanager
@@ -70,32 +71,10 @@ def signal_group(process: subprocess.Popen[Any], name: Literal["SIGINT", "SIGKIL
             process.kill()
 
 
-class Keeper:
-    """Ends a process group when we are gone, also when we are killed: a shell at the end of a pipe that we hold.
+def group_keeper(group: int) -> Keeper:
+    """Who ends the process group with this id when we are gone.
 
     The parent-death signal reaches only what we started ourselves, and only on Linux. A llama-server may be a
     script, and the group is all that it started.
     """
-
-    def __init__(self, group: int) -> None:
-        """Keep watch over the process group with this id. Windows has no such groups: nothing is done there."""
-        self._process: subprocess.Popen[bytes] | None = None
-        if sys.platform == "win32":
-            return
-        # Without a shell the parent-death signal alone must do.
-        with contextlib.suppress(OSError):
-            self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _KEEPER, "keeper", str(group)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-
-    def dismiss(self) -> None:
-        """Let it go: the group has ended in order. Safe to call twice."""
-        if self._process is None or self._process.stdin is None or self._process.stdin.closed:
-            return
-        with contextlib.suppress(OSError), self._process.stdin as pipe:
-            pipe.write(b"over\n")
-        self._process.wait()
+    return Keeper(END_GROUP, str(group))

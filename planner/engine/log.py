@@ -47,6 +47,7 @@ _CONTEXT = re.compile(
 )
 _RENAMED = {"n_ctx_per_seq": "n_ctx_seq"}
 _DEVICE = re.compile(r"using device (?P<name>\S+) \((?P<description>.*?)\)")
+_PLACE = re.compile(r"using device \S+ \(.*\((?P<pci>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\)", re.IGNORECASE)
 _REMOTE = re.compile(r"RPC(?P<index>\d{0,6})\[(?P<endpoint>.+)\]")
 _CHECKPOINT = re.compile(rf"created context checkpoint .*size = (?P<mib>{_SIZE}) MiB")
 _PROMPT_CACHE = re.compile(rf"cache state: (?P<prompts>\d+) prompts, (?P<mib>{_SIZE}) MiB")
@@ -107,6 +108,8 @@ class EngineLog:
     """Instruction sets that the engine was built for and found: `AVX2`, `AVX512`, ..."""
     devices: tuple[tuple[str, str], ...] = ()
     """Name and description of each accelerator that is used, in llama.cpp's order."""
+    places: dict[str, str] = field(default_factory=dict)
+    """Where those sit that say it, by name, as `0000:01:00.0`."""
     memory_before: tuple[DeviceMemory, ...] = ()
     """The last table that was printed before the model was loaded: what would be held, and what is free."""
     memory_at_end: tuple[DeviceMemory, ...] = ()
@@ -188,6 +191,8 @@ def read_line(log: EngineLog, line: str) -> EngineLog:
         return replace(log, cpu_features=frozenset(_FEATURE.findall(line)))
     if match := _DEVICE.search(line):
         used = (match["name"], match["description"])
+        if place := _PLACE.search(line):
+            log = replace(log, places={**log.places, match["name"]: place["pci"].lower()})
         return log if used in log.devices else replace(log, devices=(*log.devices, used))
     return _with_table(log, line)
 

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from planner.engine.child import Keeper, before_exec, interrupts_held_back, signal_group
+from planner.engine.child import before_exec, group_keeper, interrupts_held_back, signal_group
 from planner.engine.environment import without_settings
 from planner.engine.faults import EngineFault, diagnose, own_words
 from planner.engine.log import EngineLog, plain_line, read_line
 from planner.engine.oom import OomKills, count_kills, kills_since
 from planner.errors import EngineError
+from planner.keeper import Keeper
 
 HOST = "127.0.0.1"
 POLL_S = 0.05
@@ -110,7 +111,7 @@ class LlamaServer:
                 )
             except OSError as error:
                 raise EngineError(f"{command[0]} cannot be started: {error.strerror}.") from None
-            self._keeper = Keeper(self._process.pid)
+            self._keeper = group_keeper(self._process.pid)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

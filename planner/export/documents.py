@@ -186,6 +186,7 @@ def run_document(reconciliation: Reconciliation) -> Document:
         "reconciliation": {
             "reserved": [_row_document(row) for row in reconciliation.reserved],
             "resident": _row_document(reconciliation.resident),
+            "on_devices": [_row_document(row) for row in reconciliation.on_devices],
             "learned_overhead_bytes": reconciliation.learned_overhead_bytes,
             "lessons": reconciliation.lessons.document(),
         },
@@ -211,7 +212,8 @@ def _measurement_document(measurement: Measurement) -> Document:
         "ready": _sample_document(measurement.ready),
         "steady": _sample_document(measurement.steady),
         "after": _sample_document(measurement.after),
-        "samples": [_sample_document(sample) for sample in measurement.samples],
+        "samples": [_sample_document(sample, with_reasons=False) for sample in measurement.samples],
+        "devices": [asdict(device) for device in measurement.devices],
         "phases": [asdict(phase) for phase in measurement.phases],
         "seed": measurement.seed,
         "fill": measurement.fill,
@@ -231,8 +233,13 @@ def _soak_document(soak: Soak) -> Document:
     }
 
 
-def _sample_document(sample: Sample) -> Document:
-    return {**asdict(sample), "seconds": round(sample.seconds, 3)}
+def _sample_document(sample: Sample, *, with_reasons: bool = True) -> Document:
+    """A sample; of thousands only a few say why a figure of an accelerator is unknown."""
+    document = {**asdict(sample), "seconds": round(sample.seconds, 3)}
+    if not with_reasons:
+        for device in document["devices"]:
+            del device["reason"]
+    return document
 
 
 def measure_document(

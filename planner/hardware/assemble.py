@@ -79,6 +79,7 @@ def _graphics(gpu: Gpu) -> Graphics:
         confidence=gpu.confidence,
         held=held,
         source="; ".join(gpu.sources),
+        driver=gpu.driver,
     )
     return _sharing(common, gpu) if gpu.shares_memory else common
 
@@ -151,6 +152,8 @@ def _device(card: Graphics) -> Device:
         pool=card.pool,
         cap_bytes=card.usable_bytes if card.shares_memory else None,
         max_allocation_bytes=card.max_allocation_bytes,
+        pci=card.pci,
+        driver=card.driver,
     )
 
 

@@ -100,6 +100,10 @@ class Device:
     only_named: bool = False
     """Whether llama.cpp uses it only where `--device` names it: graphics that share the machine's memory beside a
     card, and a card that another back end has listed before."""
+    pci: str | None = None
+    """Where the graphics processor sits that it is, as `0000:01:00.0`; None where that is not known."""
+    driver: str | None = None
+    """That processor's driver with its version; None where nothing tells."""
 
     @property
     def kind(self) -> DeviceKind:
@@ -155,6 +159,8 @@ class Graphics:
     confidence: Confidence = "read"
     held: tuple[Holding, ...] = ()
     source: str = ""
+    driver: str | None = None
+    """Its driver with the version, as `NVIDIA 580.95.05`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

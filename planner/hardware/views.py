@@ -140,6 +140,8 @@ def with_seen(hardware: Hardware, seen: Sequence[SeenDevice]) -> Hardware:
             pool=first[device.name],
             max_allocation_bytes=graphics.max_allocation_bytes if graphics else None,
             only_named=is_again,
+            pci=graphics.pci if graphics else None,
+            driver=graphics.driver if graphics else None,
         )
         if graphics.shares_memory if graphics else _shares_memory(device, hardware):
             reached += [graphics] if graphics and uses_carve_out(graphics, device.name) and not is_again else []

@@ -8,13 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from planner.errors import EngineError
-
-try:
-    from fcntl import LOCK_EX, LOCK_NB, flock
-except ImportError:  # Windows
-    _can_lock = False
-else:
-    _can_lock = True
+from planner.locks import CAN_LOCK, lock
 
 
 @contextlib.contextmanager
@@ -23,20 +17,18 @@ def alone(folder: Path) -> Iterator[None]:
 
     Raises EngineError where another planner holds it; where the system has no such locks nothing is checked.
     """
-    if not _can_lock:
+    if not CAN_LOCK:
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
-            flock(descriptor, LOCK_EX | LOCK_NB)
+            lock(descriptor, wait=False)
         except BlockingIOError:
             raise EngineError(
                 "Another planner is measuring here: each would slow the other, and both would be wrong.",
                 "Wait until it has ended.",
             ) from None
-        except OSError:
-            pass  # some network file systems lock nothing
         yield
     finally:
         os.close(descriptor)

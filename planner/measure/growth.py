@@ -101,7 +101,7 @@ def hold_growth(plan: MemoryPlan, model: Model, measurement: Measurement) -> Gro
 
     last, first = taken(script.tokens), taken(measured_tokens)
     kept = sum(taken(entry.tokens).kept_bytes for entry in soak.kept)
-    slots = context.n_seq_max * (last.checkpoints_bytes - first.checkpoints_bytes)
+    slots = sum(taken(tokens or measured_tokens).checkpoints_bytes - first.checkpoints_bytes for tokens in soak.held)
     return Growth(
         entry_bytes=last.kept_bytes,
         predicted_kept_bytes=kept,

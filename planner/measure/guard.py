@@ -29,11 +29,29 @@ def floor_of(pool: Pool) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedDevice:
+    """An accelerator that a run uses."""
+
+    name: str
+    """llama.cpp's."""
+    label: str
+    """What it is, for a person; empty where its memory is the machine's."""
+    pci: str | None
+    """Where it sits; None where that is not known."""
+    shares_memory: bool
+    """Whether its memory is the machine's: that one pool is looked at once."""
+    floor_bytes: int
+    """A run is ended where less of its own memory is free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What a run may cost."""
 
     floor_bytes: int = 0
     """It is ended where less of the host's memory is usable."""
+    devices: tuple[WatchedDevice, ...] = ()
+    """The accelerators that it uses, each with a floor of its own."""
     deadline_s: float = DEADLINE_S
     """It is ended when it has taken so long, from its start."""
 
@@ -61,12 +79,27 @@ class Guard:
                 f"only {format_bytes(host.usable_bytes)} of memory were left, less than the "
                 f"{format_bytes(self._limits.floor_bytes)} that the machine needs{_while(sample)}"
             )
+        short = None if sample is None else self._short_device(sample)
+        if short is not None:
+            return short
         swapped = 0 if sample is None or sample.swap_bytes is None else sample.swap_bytes
         if swapped > _SWAP_BYTES:
             return _fault(f"{format_bytes(swapped)} of the server were swapped out{_while(sample)}")
         used = _swap_used(host)
         if used is not None and self._swap_before is not None and used - self._swap_before > _HOST_SWAP_BYTES:
             return _fault(f"the machine began to swap ({format_bytes(used - self._swap_before)} more){_while(sample)}")
+        return None
+
+    def _short_device(self, sample: Sample) -> EngineFault | None:
+        for device in self._limits.devices:
+            seen = sample.device(device.name)
+            free = None if seen is None else seen.free_bytes
+            if free is not None and free < device.floor_bytes:
+                name = f"{device.name} ({device.label})" if device.label else device.name
+                return _fault(
+                    f"only {format_bytes(free)} of memory were left on {name}, less than the "
+                    f"{format_bytes(device.floor_bytes)} that it needs{_while(sample)}"
+                )
         return None
 
 

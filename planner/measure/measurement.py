@@ -33,6 +33,38 @@ SEED = 240_915
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSample:
+    """The memory of one accelerator at one moment. None where nothing tells."""
+
+    device: str
+    """llama.cpp's name."""
+    shares_memory: bool
+    """Whether what it uses is the machine's own memory."""
+    own_bytes: int | None
+    """What the server holds of the device's own memory, as the driver tells it of the process."""
+    shared_bytes: int | None
+    """What the server holds of the machine's memory for the device."""
+    taken_bytes: int | None
+    """By how much less is free on the device than before the start, whoever took it."""
+    free_bytes: int | None
+    """What is left of the device's own memory; None also where it has none."""
+    reason: str = ""
+    """Why `own_bytes` is unknown; empty where it is not."""
+
+    @property
+    def process_bytes(self) -> int | None:
+        """What the driver says that the server holds on the device: of its own memory, or of the one that is shared."""
+        if self.own_bytes is None or not self.shares_memory:
+            return self.own_bytes
+        return self.own_bytes + (self.shared_bytes or 0)
+
+    @property
+    def held_bytes(self) -> int | None:
+        """The driver's figure of the process; where it has none, what became less free."""
+        return self.taken_bytes if self.process_bytes is None else self.process_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """The server's memory at one moment. None where the system does not tell."""
 
@@ -48,6 +80,12 @@ class Sample:
     """Highest resident memory so far."""
     swap_bytes: int | None = None
     """What of it was swapped out; a run in which that happens is ended."""
+    devices: tuple[DeviceSample, ...] = ()
+    """The accelerators that the launch uses."""
+
+    def device(self, name: str) -> DeviceSample | None:
+        """The accelerator with this name; None where it was not looked at."""
+        return next((device for device in self.devices if device.device == name), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +101,17 @@ class PhaseMemory:
     anonymous_bytes: int | None
     highest_bytes: int | None
     """Highest resident memory that was seen in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePeak:
+    """One accelerator over a whole run. None where nothing told."""
+
+    device: str
+    highest_bytes: int | None
+    """The most that was held there, as the samples have it."""
+    least_free_bytes: int | None
+    """The least that was free of its own memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +135,9 @@ class Soak:
     """Questions of each."""
     tokens: int
     """That each held at its end, of prompts and answers."""
+    held: tuple[int, ...]
+    """That each person's last conversation held at the end of the soak: fewer where the time cut it off, and 0 where
+    not even a first question was asked."""
     ended: Literal["level", "time"]
     """Whether nothing grew any more, or the time was over."""
     before: Sample
@@ -166,6 +218,23 @@ class Measurement:
         """Highest resident memory of the whole run."""
         peaks = [sample.peak_bytes for sample in self.samples if sample.peak_bytes is not None]
         return max(peaks, default=None)
+
+    @property
+    def devices(self) -> tuple[DevicePeak, ...]:
+        """The accelerators over the whole run."""
+        seen = [device for sample in self.samples for device in sample.devices]
+        return tuple(
+            DevicePeak(
+                device=name,
+                highest_bytes=max(
+                    (d.held_bytes for d in seen if d.device == name and d.held_bytes is not None), default=None
+                ),
+                least_free_bytes=min(
+                    (d.free_bytes for d in seen if d.device == name and d.free_bytes is not None), default=None
+                ),
+            )
+            for name in dict.fromkeys(device.device for device in seen)
+        )
 
 
 def _phase(phase: Phase, samples: list[Sample]) -> PhaseMemory:

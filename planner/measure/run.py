@@ -13,6 +13,7 @@ from planner.engine.faults import EngineFault, FaultKind
 from planner.engine.find import Engine
 from planner.engine.server import LlamaServer
 from planner.launch import Launch, ResolvedContext, resolve_context
+from planner.measure.accelerators import Accelerators
 from planner.measure.guard import Guard, Limits
 from planner.measure.measurement import SEED, Measurement, OnProgress, Phase, Progress, Sample, Soak, Speed
 from planner.measure.soak import script_for, soak
@@ -61,10 +62,12 @@ def measure(
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     start = time.monotonic()
     on_progress(Progress(phase="starting"))
-    guard = Guard(limits or Limits())
+    limits = limits or Limits()
+    guard = Guard(limits)
     with (
+        Accelerators(limits.devices) as accelerators,
         LlamaServer(command, ready_timeout_s=ready_timeout_s, cancelled=cancelled) as server,
-        Watcher(server, guard) as watcher,
+        Watcher(server, guard, accelerators) as watcher,
     ):
         run = _Run(server, watcher, on_progress, workload, load)
         run.report("loading")
@@ -119,7 +122,8 @@ class _Run:
         self.on_progress(Progress(phase=phase, done=done, total=total, resident_bytes=self.watcher.resident_bytes))
 
     def serve(self, users: int, filling: Phase, answering: Phase, seed: int) -> Speed:
-        """Serve people; the phase is `filling` until all of them are being answered."""
+        """Serve people; the phase is `filling`, their prompts being made included, until all of them are answered."""
+        self.report(filling, 0, users)
         with _prompts_named(users, self.workload):
             return serve(
                 self.server,

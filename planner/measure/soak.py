@@ -68,34 +68,43 @@ def soak(
     take: Callable[[], Sample],
     on_conversation: Callable[[int], None],
 ) -> Soak:
-    """Let everyone hold conversations, each about something else, as a busy day would.
+    """Let everyone hold conversations, each about something else, as a busy day would. When the time is over nobody
+    asks another question: a conversation that is cut off by it does not count.
 
     Raises EngineError if the server fails, Cancelled if the person asks.
     """
     kept_before, _ = kept_prompts(server.log_text)
     start = time.monotonic()
-    rounds = 0
+    conversations = 0
+    held = [0] * users
     sizes: list[int] = []
     ended: Literal["level", "time"] = "time"
-    while time.monotonic() - start < minutes * 60:
-        first_seed = seed + rounds * users
 
-        def talk(user: int, first_seed: int = first_seed) -> None:
-            _converse(server, script, first_seed + user)
+    def is_over() -> bool:
+        return time.monotonic() - start >= minutes * 60
 
-        at_once(server, users, talk, lambda done, held=rounds * users: on_conversation(held + done))  # type: ignore[misc]
-        rounds += 1
+    while not is_over():
+        seed_of_round, told = seed + len(sizes) * users, [0] * users
+
+        def talk(user: int, seed_of_round: int = seed_of_round, told: list[int] = told) -> None:
+            told[user] = _converse(server, script, seed_of_round + user, is_over)
+
+        at_once(server, users, talk, lambda done, before=conversations: on_conversation(before + done))  # type: ignore[misc]
+        whole = told.count(script.tokens)
+        conversations += whole
+        held = [tokens or before for tokens, before in zip(told, held, strict=True)]
         server.quiet_log(_QUIET_S)
         sizes.append(kept_prompts(server.log_text)[0])
-        if len(sizes) > _LEVEL_ROUNDS and len(set(sizes[-_LEVEL_ROUNDS - 1 :])) == 1:
+        if whole == users and len(sizes) > _LEVEL_ROUNDS and len(set(sizes[-_LEVEL_ROUNDS - 1 :])) == 1:
             ended = "level"
             break
     kept_bytes, kept = kept_prompts(server.log_text)
     return Soak(
         seconds=time.monotonic() - start,
-        conversations=rounds * users,
+        conversations=conversations,
         turns=len(script.turns),
         tokens=script.tokens,
+        held=tuple(held),
         ended=ended,
         before=before,
         after=take(),
@@ -105,13 +114,19 @@ def soak(
     )
 
 
-def _converse(server: LlamaServer, script: Script, seed: int) -> None:
+def _converse(server: LlamaServer, script: Script, seed: int, is_over: Callable[[], bool]) -> int:
+    """One conversation, until the time is over; the tokens that its slot holds then."""
     said: list[int] = []
+    held = 0
     for turn, added in enumerate(script.turns):
+        if is_over():
+            break
         said += prompt_tokens(server, added, seed + 7_919 * turn)
         answer = Answer()
         complete(server, said, script.answer_tokens, answer, {"cache_prompt": True, "seed": seed})
         said += answer.tokens
+        held = script.prompt_ends[turn] + script.answer_tokens - 1
+    return held
 
 
 def kept_prompts(log_text: str) -> tuple[int, tuple[Kept, ...]]:

@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 
 from planner.engine.server import LlamaServer
+from planner.measure.accelerators import Accelerators
 from planner.measure.guard import Guard
 from planner.measure.measurement import Phase, Sample
 from probes import probe_process
@@ -20,9 +21,10 @@ LONG_RUN_SAMPLES = 6000
 class Watcher:
     """Collects samples while it is open; `phase` marks what the server is doing."""
 
-    def __init__(self, server: LlamaServer, guard: Guard) -> None:
+    def __init__(self, server: LlamaServer, guard: Guard, accelerators: Accelerators) -> None:
         self._server = server
         self._guard = guard
+        self._accelerators = accelerators
         self._pid = server.pid
         self._start = time.monotonic()
         self._interval_s = INTERVAL_S
@@ -104,4 +106,5 @@ class Watcher:
             file_bytes=memory.file_bytes,
             peak_bytes=memory.peak_rss_bytes,
             swap_bytes=memory.swap_bytes,
+            devices=self._accelerators.look(self._pid, exact=exact, places=self._server.log.places),
         )

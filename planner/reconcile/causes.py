@@ -150,18 +150,24 @@ def _mapped_span(difference: Difference) -> str:
     return ""
 
 
+def dequantised_layers(plan: MemoryPlan, log: EngineLog, device: str) -> list[float]:
+    """Bytes of one layer's keys and values in f16, for every cache, where flash attention copies them to that: on CUDA,
+    ROCm and Metal (`ggml-cuda/fattn`). Empty where nothing is quantised, or the log does not say how large it is.
+    """
+    quantised = {plan.launch.cache_type_k, plan.launch.cache_type_v} - {"f32", "f16", "bf16"}
+    if not quantised or kind_of_device(device) not in ("cuda", "rocm", "metal"):
+        return []
+    sizes = [(_converted(cache, "f16", "f16"), cache.layers) for cache in log.caches]
+    return [size / layers for size, layers in sizes if size and layers]
+
+
 def _dequantisation(difference: Difference) -> str:
-    """Flash attention on CUDA, ROCm and Metal copies the keys and values of one layer to f16 (`ggml-cuda/fattn`)."""
-    launch = difference.plan.launch
-    quantised = {launch.cache_type_k, launch.cache_type_v} - {"f32", "f16", "bf16"}
-    on_card = kind_of_device(difference.device) in ("cuda", "rocm", "metal")
-    if difference.kind != "compute" or not quantised or not on_card:
+    if difference.kind != "compute":
         return ""
-    for cache in difference.log.caches:
-        size = _converted(cache, "f16", "f16")
-        one_layer = None if size is None or not cache.layers else size / cache.layers
-        if one_layer and abs(difference.delta_bytes - one_layer) <= _NEAR * one_layer:
-            return f"a workspace for one layer's keys and values in f16 ({launch.cache_type_k} is dequantised there)"
+    for layer in dequantised_layers(difference.plan, difference.log, difference.device):
+        if abs(difference.delta_bytes - layer) <= _NEAR * layer:
+            types = f"{difference.plan.launch.cache_type_k} is dequantised there"
+            return f"a workspace for one layer's keys and values in f16 ({types})"
     return ""
 
 

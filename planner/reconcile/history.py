@@ -88,13 +88,18 @@ class History:
         key = fingerprint(model)
         runs = [run for run in self.runs if not run.forgotten and engine in (None, run.engine)]
         machine = machine_key(hardware)
+        drivers = _drivers(_of_one_build(run for run in runs if run.machine == machine))
         return Learned(
             overhead={
                 run.kinds: LearnedSize(run.lessons.overhead_bytes, run.id)
                 for run in runs
                 if run.model == key and run.lessons.overhead_bytes is not None
             },
-            drivers=_drivers(_of_one_build(run for run in runs if run.machine == machine)),
+            drivers={
+                device.name: size
+                for device in hardware.nameable
+                if device.driver and (size := drivers.get((device.name, device.driver))) is not None
+            },
             compute=_corrections(_of_one_build(run for run in runs if run.architecture == model.architecture)),
         )
 
@@ -115,13 +120,15 @@ class History:
         return next(alike, None)
 
 
-def _drivers(runs: Iterable[Run]) -> dict[str, LearnedSize]:
-    lessons: dict[str, list[tuple[str, DriverLesson]]] = {}
+def _drivers(runs: Iterable[Run]) -> dict[tuple[str, str], LearnedSize]:
+    """By device and driver. A driver whose version is not known teaches nothing: the next one may be another."""
+    lessons: dict[tuple[str, str], list[tuple[str, DriverLesson]]] = {}
     for run in runs:
         for lesson in run.lessons.drivers:
-            lessons.setdefault(lesson.device, []).append((run.id, lesson))
-    told = {device: driver_told(of_device) for device, of_device in lessons.items()}
-    return {device: size for device, size in told.items() if size is not None}
+            if lesson.driver:
+                lessons.setdefault((lesson.device, lesson.driver), []).append((run.id, lesson))
+    told = {key: driver_told(of_key) for key, of_key in lessons.items()}
+    return {key: size for key, size in told.items() if size is not None}
 
 
 def _of_one_build(runs: Iterable[Run]) -> list[Run]:
@@ -175,10 +182,10 @@ def in_force(runs: Iterable[Run]) -> list[InForce]:
             values[key] = InForce(what="overhead", of=of, size_bytes=size, runs=(run.id,))
     for machine, engine in dict.fromkeys((run.machine, run.engine) for run in believed):
         alike = [run for run in believed if (run.machine, run.engine) == (machine, engine)]
-        for device, learned in _drivers(alike).items():
-            of = f"{device}, build {engine}"
+        for (device, version), learned in _drivers(alike).items():
+            of = f"{device}, {version}, build {engine}"
             driver = InForce(what="driver", of=of, size_bytes=learned.size_bytes, runs=(learned.run,))
-            values["driver", machine, engine, device] = driver
+            values["driver", machine, engine, device, version] = driver
     for architecture, engine in dict.fromkeys((run.architecture, run.engine) for run in believed):
         alike = [run for run in believed if (run.architecture, run.engine) == (architecture, engine)]
         for kind, correction in _corrections(alike).items():

@@ -12,12 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-try:
-    from fcntl import LOCK_EX, LOCK_UN, flock
-except ImportError:  # Windows
-    _can_lock = False
-else:
-    _can_lock = True
+from planner.locks import lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +27,17 @@ class Journal:
         is_new = not self.path.exists()
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
         try:
-            with _locked(descriptor) as alone:
-                size = os.fstat(descriptor).st_size
-                start = b"" if _ends_a_line(descriptor, size) else b"\n"
-                try:
-                    _write(descriptor, start + b"".join(line + b"\n" for line in lines))
-                    os.fsync(descriptor)
-                except OSError:
-                    if alone:  # else the end of the file may be another program's by now
-                        os.ftruncate(descriptor, size)
-                    raise
+            # Without a lock one write at the end of a file still keeps lines apart.
+            alone = lock(descriptor)
+            size = os.fstat(descriptor).st_size
+            start = b"" if _ends_a_line(descriptor, size) else b"\n"
+            try:
+                _write(descriptor, start + b"".join(line + b"\n" for line in lines))
+                os.fsync(descriptor)
+            except OSError:
+                if alone:  # else the end of the file may be another program's by now
+                    os.ftruncate(descriptor, size)
+                raise
         finally:
             os.close(descriptor)
         if is_new:
@@ -54,25 +50,6 @@ class Journal:
                 yield from file
         except FileNotFoundError:
             return
-
-
-@contextlib.contextmanager
-def _locked(descriptor: int) -> Iterator[bool]:
-    """Alone with the file among programs of this kind, where the system can do that (some network file systems
-    cannot; one write at the end of a file still keeps lines apart). It lets go when the program ends, however it does.
-    """
-    if not _can_lock:
-        yield False
-        return
-    try:
-        flock(descriptor, LOCK_EX)
-    except OSError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        flock(descriptor, LOCK_UN)
 
 
 def _ends_a_line(descriptor: int, size: int) -> bool:

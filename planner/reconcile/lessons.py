@@ -27,6 +27,8 @@ class DriverLesson:
     device: str
     description: str
     """What the device calls itself."""
+    driver: str | None = None
+    """Its driver with the version; None where it was not told, as in records of before."""
     size_bytes: int
 
 
@@ -74,6 +76,7 @@ class Lessons:
         compute = tuple(ComputeLesson(**lesson) for lesson in document["compute"])
         for driver in drivers:
             _check(driver.device, driver.size_bytes, least=0)
+            _check(driver.driver or "", least=0)
         for lesson in compute:
             _check(lesson.device, lesson.reserved_bytes, lesson.predicted_bytes, least=1)
         return cls(overhead_bytes=overhead, drivers=drivers, compute=compute)
@@ -86,7 +89,9 @@ def _check(device: object, *sizes: object, least: int) -> None:
 
 
 def driver_told(lessons: Sequence[tuple[str, DriverLesson]]) -> LearnedSize | None:
-    """What a device's runs (id and lesson, oldest first) say together: the larger of the last two, if they agree."""
+    """What the runs of a device with one driver (id and lesson, oldest first) say together: the larger of the last two,
+    if they agree.
+    """
     if len(lessons) < 2:
         return None
     (_, before), (run, last) = lessons[-2:]

@@ -17,8 +17,10 @@ from planner.measure.measurement import Measurement
 from planner.memory import Allocation, MemoryPlan
 from planner.reconcile.cards import Taken, taken_beside_buffers
 from planner.reconcile.causes import MOVED, NOT_SAID, UNEXPLAINED, Difference, cause_of
+from planner.reconcile.held import NEAR_BYTES, Held, Reserved, held_on_devices
 from planner.reconcile.lessons import ComputeLesson, DriverLesson, Lessons
 from planner.reconcile.resident import HostRow, overhead_of, resident_cause
+from planner.units import format_bytes
 
 _Kind = Literal["kv", "state", "compute", "output"]
 """Both a component of a plan and a kind of buffer in the log."""
@@ -29,18 +31,22 @@ class Row:
     """One line of the comparison."""
 
     component: str
-    """`weights (CPU_Mapped)`, `kv`, ..., `resident`."""
+    """`weights (CPU_Mapped)`, `kv`, ..., `resident`, `resident on CUDA0`."""
     device: str = CPU_DEVICE
     """Whose memory it is."""
     predicted_bytes: int
     dry_run_bytes: int | None = None
     """What llama.cpp said before the run, in whole MiB, rounded down; None where it was not asked or did not say."""
+    reserved_bytes: int | None = None
+    """Of all that is resident on an accelerator: llama.cpp's buffers there. None elsewhere."""
     measured_bytes: int | None
     """What llama.cpp reserved or the process held; None when neither said."""
     rounding_bytes: int = 0
-    """How far the measured figure may be off because it was printed rounded."""
+    """How far the measured figure may be off: it was printed rounded, or drivers hand out whole pieces."""
     cause: str
     """Why they differ; empty when they agree, `unexplained` with the size when we do not know."""
+    witness: str = ""
+    """Who told the measured figure, where that is neither llama.cpp's log nor the system's figure of the process."""
 
     @property
     def delta_bytes(self) -> int | None:
@@ -64,6 +70,8 @@ class Reconciliation:
     measurement: Measurement
     reserved: tuple[Row, ...]
     resident: Row
+    on_devices: tuple[Row, ...] = ()
+    """What was resident on each accelerator, as its driver tells it."""
     lessons: Lessons = field(default_factory=Lessons)
     """What the next prediction can learn from it."""
 
@@ -88,23 +96,52 @@ def reconcile(plan: MemoryPlan, measurement: Measurement, dry_run: DryRun | None
     compared = list(_compared(plan, measurement.log, dry_run))
     host = [_host_row(entry) for entry in compared if entry.row.device == CPU_DEVICE]
     overhead = overhead_of(plan, measurement, host)
-    taken = list(taken_beside_buffers(plan, _whole_log(measurement)))
+    log = _whole_log(measurement)
+    taken = {card.device: card for card in taken_beside_buffers(plan, log)}
+    held = list(held_on_devices(plan, measurement, log, [_reserved(entry.row) for entry in compared]))
+    beside = {card.device.name: card for card in held if card.beside_bytes is not None}
     resident = Row(
         component="resident",
         predicted_bytes=plan.resident_bytes(device=CPU_DEVICE),
         measured_bytes=measurement.steady.resident_bytes,
         cause=resident_cause(plan, measurement, host, overhead),
     )
+    drivers = [
+        _told_by_process(plan, beside[name], taken.get(name)) if name in beside else _told_by_tables(plan, taken[name])
+        for name in dict.fromkeys((*beside, *taken))
+    ]
     return Reconciliation(
         plan=plan,
         measurement=measurement,
-        reserved=(*(entry.row for entry in compared), *map(_driver_row, taken)),
+        reserved=(*(entry.row for entry in compared), *(row for row, _ in drivers)),
         resident=resident,
+        on_devices=tuple(_held_row(card, dry_run) for card in held),
         lessons=Lessons(
             overhead_bytes=overhead,
-            drivers=tuple(_driver_lesson(card) for card in taken if card.is_driver),
+            drivers=tuple(lesson for _, lesson in drivers if lesson is not None),
             compute=tuple(_compute_lessons(compared)),
         ),
+    )
+
+
+def _reserved(row: Row) -> Reserved:
+    return Reserved(name=row.component, device=row.device, delta_bytes=row.delta_bytes or 0)
+
+
+def _held_row(held: Held, dry_run: DryRun | None) -> Row:
+    name = held.device.name
+    figures = [figure.size_bytes for figure in (dry_run.figures if dry_run else ()) if figure.device == name]
+    is_process = held.sample.process_bytes is not None or held.sample.taken_bytes is None
+    return Row(
+        component=f"{'resident' if is_process else 'taken'} on {name}",
+        device=name,
+        predicted_bytes=held.predicted_bytes,
+        dry_run_bytes=sum(figures) if figures else None,
+        reserved_bytes=held.reserved_bytes,
+        measured_bytes=held.sample.held_bytes,
+        rounding_bytes=NEAR_BYTES,
+        cause=held.cause,
+        witness=held.witness,
     )
 
 
@@ -235,20 +272,54 @@ def _host_row(entry: _Compared) -> HostRow:
     )
 
 
-def _driver_row(taken: Taken) -> Row:
-    return Row(
-        component=f"driver on {taken.device}",
-        device=taken.device,
-        predicted_bytes=taken.driver.reserved_bytes if taken.driver else 0,
-        measured_bytes=taken.taken_bytes,
-        rounding_bytes=taken.rounding_bytes,
-        cause=taken.cause,
+_Driver = tuple[Row, DriverLesson | None]
+"""What a driver took on a device, and what that teaches."""
+
+
+def _told_by_process(plan: MemoryPlan, held: Held, tables: Taken | None) -> _Driver:
+    """By what the process held there beside llama.cpp's buffers; whether llama.cpp's own tables agree is told."""
+    size = held.beside_bytes or 0
+    cause = held.driver_cause
+    if tables is not None and abs(tables.taken_bytes - size) > NEAR_BYTES:
+        differ = f"llama.cpp's tables leave {format_bytes(tables.taken_bytes)}, others' included"
+        cause = f"{cause}; {differ}" if cause else differ
+    label = plan.hardware.pool_named(held.device.pool).label or held.device.name
+    return _driver(
+        plan,
+        held.device.name,
+        label if tables is None else tables.description,
+        (held.driver, size, NEAR_BYTES),
+        cause,
+        teaches=held.is_driver,
     )
 
 
-def _driver_lesson(taken: Taken) -> DriverLesson:
-    size = max(0, taken.taken_bytes)
-    return DriverLesson(device=taken.device, description=taken.description, size_bytes=size)
+def _told_by_tables(plan: MemoryPlan, taken: Taken) -> _Driver:
+    figures = (taken.driver, taken.taken_bytes, taken.rounding_bytes)
+    return _driver(plan, taken.device, taken.description, figures, taken.cause, teaches=taken.is_driver)
+
+
+def _driver(
+    plan: MemoryPlan,
+    device: str,
+    description: str,
+    figures: tuple[Allocation | None, int, int],
+    cause: str,
+    *,
+    teaches: bool,
+) -> _Driver:
+    predicted, size, rounding = figures
+    row = Row(
+        component=f"driver on {device}",
+        device=device,
+        predicted_bytes=predicted.reserved_bytes if predicted else 0,
+        measured_bytes=size,
+        rounding_bytes=rounding,
+        cause=cause,
+    )
+    version = next(d.driver for d in plan.hardware.nameable if d.name == device)
+    lesson = DriverLesson(device=device, description=description, driver=version, size_bytes=max(0, size))
+    return row, lesson if teaches else None
 
 
 def _compute_lessons(compared: Iterable[_Compared]) -> Iterator[ComputeLesson]:

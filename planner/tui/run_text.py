@@ -35,19 +35,24 @@ _NARROW_HEADER = ("MiB", "plan", "dry", "real", "delta")
 
 
 def run_table(cell: Cell, run: Reconciliation, *, wide: bool) -> Table:
-    """Prediction against measurement, one row per component and one for all resident memory."""
-    rows = (*run.reserved, run.resident)
+    """Prediction against measurement, one row per component, one for all resident memory, and one per accelerator."""
+    rows = (*run.reserved, run.resident, *run.on_devices)
     header = ("MiB", "predicted", "dry run", "measured", "delta", "outcome") if wide else _NARROW_HEADER
     texts = align([header, *(_run_row(row, wide=wide) for row in rows)], "lrrrrl" if wide else "lrrrr")
     return Table(
         title=f"{'Ghost measured' if run.measurement.ghost else 'Measured'}: {cell_title(cell)}",
         head=texts[0],
         lines=tuple(
-            Line(text, _run_reason(row, "the process" if row is run.resident else "llama.cpp's log"))
-            for text, row in zip(texts[1:], rows, strict=True)
+            Line(text, _run_reason(row, _witness(run, row))) for text, row in zip(texts[1:], rows, strict=True)
         ),
         total=f"peak {_bytes(run.measurement.peak_bytes)} · esc: prediction",
     )
+
+
+def _witness(run: Reconciliation, row: Row) -> str:
+    if row is run.resident:
+        return "the process"
+    return "the driver" if row in run.on_devices else "llama.cpp's log"
 
 
 def _run_row(row: Row, *, wide: bool) -> tuple[str, ...]:
@@ -60,7 +65,7 @@ def _run_row(row: Row, *, wide: bool) -> tuple[str, ...]:
 
 def _row_name(component: str, *, wide: bool) -> str:
     name = COMPONENTS.get(component, component)
-    return name if wide else name.removeprefix("weights (").removesuffix(")")
+    return name if wide else name.removeprefix("weights (").removesuffix(")").replace("resident on", "all on")
 
 
 def _figures(predicted: int, found: int | None, delta: int | None, *, wide: bool) -> tuple[str, str, str]:
@@ -121,7 +126,8 @@ def _outcome(row: Row) -> str:
 
 def _run_reason(row: Row, witness: str) -> str:
     name = COMPONENTS.get(row.component, row.component)
-    return f"{name}: {row.cause or f'the prediction and {witness} agree'}"
+    told = f" ({row.witness})" if row.witness else ""
+    return f"{name}: {row.cause or f'the prediction and {witness} agree'}{told}"
 
 
 def speed_line(run: Reconciliation) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import made
 import pytest
+from fake_engines import write_script
 from made_runs import measured_as_planned
 
 from planner import Hardware, Launch, Model, Verdict, predict
@@ -17,6 +18,7 @@ from planner.cli.render import launch_summary
 from planner.engine.arguments import server_arguments
 from planner.engine.find import Engine
 from planner.engine.log import read_log
+from planner.engine.server import LlamaServer
 from planner.fit import MAIN_CACHE_TYPES, fit_layers, make_grid
 from planner.launch import CacheType, resolve_context
 from planner.reconcile.reconciliation import reconcile
@@ -68,6 +70,16 @@ def test_47_checkpoints_grow_without_a_prompt_cache(gemma: Model) -> None:
     assert predict(gemma, replace(launch, ctx_checkpoints=0), MACHINE).growth_bytes() == 0
 
 
+def test_47_a_slot_keeps_32_checkpoints_unless_it_is_told_otherwise(gemma: Model) -> None:
+    def most(launch: Launch) -> int:
+        plan = predict(gemma, launch, MACHINE)
+        return plan.growth_bytes(component="checkpoints") + plan.resident_bytes(component="checkpoints")
+
+    asked = Launch(ctx_size=32768, parallel=3, cache_ram=0)
+    assert most(asked) == most(replace(asked, ctx_checkpoints=32)) == 32 * most(replace(asked, ctx_checkpoints=1))
+    assert most(replace(asked, ctx_checkpoints=128)) == 4 * most(asked)
+
+
 def test_48_what_does_not_fit_is_not_left_to_the_server(gemma: Model) -> None:
     small = Hardware.simulate(ram=GIB, vram=[300 * MIB])
     assert predict(gemma, Launch(ctx_size=32768, parallel=8), small).verdict is Verdict.TOO_BIG
@@ -84,6 +96,30 @@ def test_49_a_log_without_buffers_is_no_log_of_nothing(gemma: Model) -> None:
     assert {(row.measured_bytes, row.delta_bytes, row.cause) for row in rows} == {
         (None, None, "this engine's log does not say")
     }
+
+
+def test_49_a_measured_server_is_told_to_name_its_buffers(tmp_path: Path) -> None:
+    echo = write_script(tmp_path / "llama-server", 'echo "$@"\nexec sleep 600')
+    with LlamaServer([str(echo)], ready_timeout_s=1) as server:
+        server.quiet_log(1.0)
+        assert "--verbosity 4" in server.log_text
+
+
+def test_50_a_third_cache_of_a_draft_is_counted_once_too() -> None:
+    """Case 50: SWA prints two caches, MTP adds one, and each prints its size again in a second line."""
+    sizes = {"llama_kv_cache": (512.0, 765.0), "llama_kv_cache_unified": (32.0,)}
+    lines = [
+        line
+        for name, mibs in sizes.items()
+        for mib in mibs
+        for line in (
+            f"{name}:      CUDA0 KV buffer size = {mib:8.2f} MiB",
+            f"{name}: size = {mib:7.2f} MiB (  8192 cells,  16 layers,  4/1 seqs), K (f16): {mib / 2:7.2f} MiB, "
+            f"V (f16): {mib / 2:7.2f} MiB",
+        )
+    ]
+    log = read_log(lines)
+    assert (log.buffer_bytes("kv"), len(log.caches)) == (1309 * MIB, 3)
 
 
 def test_50_two_passes_two_caches_and_their_sums_are_counted_once() -> None:
@@ -180,6 +216,8 @@ def test_55_one_buffer_may_be_too_large_where_all_together_fit(gemma: Model) -> 
     [
         (67, "llama_kv_cache_init:      CUDA0 KV buffer size =  3072,00 MiB", 3072.0),
         (68, "llama_kv_cache_unified:      CUDA0 KV buffer size =  1152.00 MiB", 1152.0),
+        (68, "llama_kv_cache_init:      Metal KV buffer size =  1152.00 MiB", 1152.0),
+        (68, "init:      CUDA0 KV buffer size =  1152.00 MiB", 1152.0),
         (69, "0.48.540.324 I llama_kv_cache:        CPU KV buffer size =    24.00 MiB", 24.0),
         (
             69,
@@ -196,6 +234,38 @@ def test_55_one_buffer_may_be_too_large_where_all_together_fit(gemma: Model) -> 
 )
 def test_a_line_in_whatever_dress_is_read(case: int, line: str, mib: float) -> None:
     assert read_log([line]).buffer_bytes("kv") == round(mib * MIB), case
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("llama_context: n_ctx_per_seq = 4096", "n_ctx_seq", 4096),
+        ("llama_context: n_ctx_seq     = 4096", "n_ctx_seq", 4096),
+        ("llama_new_context_with_model: n_ctx      = 8192", "n_ctx", 8192),
+    ],
+)
+def test_68_a_setting_is_known_by_its_older_names(line: str, name: str, value: int) -> None:
+    assert read_log([line]).context == {name: value}
+
+
+@pytest.mark.parametrize("place", ["llama_new_context_with_model", "llama_context", "sched_reserve"])
+def test_68_compute_is_known_wherever_it_is_reserved(place: str) -> None:
+    assert read_log([f"{place}:      CUDA0 compute buffer size =   304.00 MiB"]).buffer_bytes("compute") == 304 * MIB
+
+
+@pytest.mark.parametrize(
+    ("buffer", "device"),
+    [
+        ("CUDA_Split", "CUDA_Split"),
+        ("HTP0-REPACK", "HTP0"),
+        ("MTL0_Mapped", "MTL0"),
+        ("ROCm_Host", "CPU"),
+        ("RPC0[10.0.0.7:50052]", "RPC0[10.0.0.7:50052]"),
+    ],
+)
+def test_70_whose_memory_a_buffer_is_shows_in_its_name(buffer: str, device: str) -> None:
+    (found,) = read_log([f"load_tensors: {buffer} model buffer size =  1000.00 MiB"]).buffers
+    assert (found.placed_on, found.size_bytes) == (device, 1000 * MIB)
 
 
 def test_71_types_of_forks_do_not_stop_the_reader() -> None:

@@ -61,11 +61,13 @@ class FakeNvml:
     NVMLError: type[Exception] = NVMLError
     nvmlMemory_v2: int = 0x02000028
     is_open: bool = field(default=False)
+    times_opened: int = field(default=0)
 
     def nvmlInit(self) -> None:
         if self.init_error is not None:
             raise self.init_error
         self.is_open = True
+        self.times_opened += 1
 
     def nvmlShutdown(self) -> None:
         self.is_open = False

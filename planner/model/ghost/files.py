@@ -15,6 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from planner.errors import ModelError
+from planner.keeper import REMOVE_FOLDER, Keeper
 from planner.model.catalogue import CatalogueEntry
 from planner.model.ghost.entry import entry_header
 from planner.model.ghost.header import GhostHeader
@@ -150,12 +151,13 @@ _FOLDER = "ghost"
 
 @contextmanager
 def _own_folder(parent: Path | None) -> Iterator[Path]:
-    """A fresh folder, deleted afterwards; by default in the person's cache."""
+    """A fresh folder, deleted afterwards, also when we are killed; by default in the person's cache."""
     parent = _default_directory() if parent is None else parent
     folder = parent / f"{_FOLDER}.{_place()}.{os.getpid()}.{secrets.token_hex(4)}"
     # On Windows a server that is still exiting keeps the file open; the block's result matters more.
     remove = partial(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(remove)  # for an interrupt that comes while the folder is being removed
+    keeper = Keeper(REMOVE_FOLDER, str(folder))
     try:
         try:
             parent.mkdir(parents=True, exist_ok=True)
@@ -168,11 +170,12 @@ def _own_folder(parent: Path | None) -> Iterator[Path]:
         yield folder
     finally:
         remove()
+        keeper.dismiss()
         atexit.unregister(remove)
 
 
 def _sweep(parent: Path) -> None:
-    """Delete the ghosts of programs that were killed before they could do it themselves."""
+    """Delete the ghosts of programs that were killed together with whoever watched over them, as a container is."""
     for folder in parent.glob(f"{_FOLDER}.{_place()}.*.*"):
         _, _, pid, *_ = folder.name.split(".")
         if pid.isdecimal() and int(pid) != os.getpid() and not _runs(int(pid)):

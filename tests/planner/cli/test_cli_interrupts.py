@@ -187,6 +187,21 @@ def test_a_stopped_measurement_of_a_ghost_takes_the_ghost_away(
 
 @pytest.mark.engine
 @pytest.mark.xdist_group("measuring")
+@pytest.mark.parametrize("stage", ["loading the model", "everyone at once 0/2"])
+def test_a_ghost_goes_with_a_planner_that_is_killed(own_home: Path, smollm_path: Path, stage: str) -> None:
+    folder = own_home / ".cache" / "planner" / "ghosts"
+    with terminal("--measure", "--ghost", smollm_path, "--context", 256, "--users", 2) as planner:
+        planner.wait_for(re.escape(stage))
+        assert list(folder.rglob("*.gguf"))
+        started = [child.pid for child in psutil.Process(planner.process.pid).children(recursive=True)]
+        planner.process.kill()
+        planner.end()
+        assert all(map(ends, started))  # the one that deletes it among them
+        assert list(folder.iterdir()) == []
+
+
+@pytest.mark.engine
+@pytest.mark.xdist_group("measuring")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_ghost_goes_whenever_it_is_stopped(own_home: Path, smollm_path: Path, number: signal.Signals) -> None:
     """Stopped from the moment that its folder is there, a little later each time."""

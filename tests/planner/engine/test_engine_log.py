@@ -425,3 +425,16 @@ def test_a_log_that_is_cut_off_anywhere_is_read_as_far_as_it_goes(name: str) -> 
 )
 def test_digits_without_end_are_no_figure(line: str) -> None:
     assert read_log([line.format("9" * 5000)]) == EngineLog()
+
+
+@pytest.mark.parametrize(
+    ("line", "places"),
+    [
+        ("using device CUDA0 (NVIDIA GeForce RTX 3090) (0000:01:00.0) - 23306 MiB free", {"CUDA0": "0000:01:00.0"}),
+        ("using device Vulkan0 (Radeon 8060S Graphics (RADV GFX1151)) (0000:C5:00.0)", {"Vulkan0": "0000:c5:00.0"}),
+        ("using device RPC0 (127.0.0.1:50052) (unknown id) - 24105 MiB free", {}),
+        ("using device MTL0 (Apple M1 Max) - 25999 MiB free", {}),
+    ],
+)
+def test_where_a_device_sits_is_read_where_it_is_said(line: str, places: dict[str, str]) -> None:
+    assert read_log([f"0.00.810.469 I llama_prepare_model_devices: {line}"]).places == places

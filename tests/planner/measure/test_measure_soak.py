@@ -104,3 +104,23 @@ def test_a_soak_grows_as_predicted(
         ["one", "idle", "soak"],
         ["idle", "soak", "stopping"],
     )
+
+
+@pytest.mark.engine
+@pytest.mark.xdist_group("soaks")
+def test_a_soak_ends_within_a_conversation_when_its_time_is_over(smollm: Model, engine: Engine) -> None:
+    launch = replace(Launch.for_users(2, 1024), ubatch_size=32, cache_ram=64)
+    measurement = measure(smollm, launch, engine, load=Load(fill=1.0, soak_minutes=0.001))
+    soak = measurement.soak
+    assert soak is not None
+    assert soak.turns > 4
+    assert (soak.ended, soak.conversations) == ("time", 0)
+    turns = script_for(
+        Workload(measurement.everyone.prompt_tokens, measurement.everyone.generated_tokens),
+        resolve_context(launch, 8192),
+    ).prompt_ends
+    for tokens in soak.held:  # whole turns, and not all of them
+        assert tokens in (0, *(end + 7 for end in turns[:-1]))
+    growth = hold_growth(Run(smollm, launch, measurement, ()).predict(), smollm, measurement)
+    assert growth is not None
+    assert growth.kept_bytes == pytest.approx(growth.predicted_kept_bytes, abs=0.001 * MIB * max(1, len(soak.kept)))

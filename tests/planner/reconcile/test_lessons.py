@@ -19,7 +19,16 @@ from planner.reconcile.reconciliation import Reconciliation, reconcile
 from planner.reconcile.record import Record
 from planner.units import GIB, MIB
 
-CARD = Hardware.simulate(ram=16 * GIB, vram=[8 * GIB])
+DRIVER = "NVIDIA 580.95.05"
+
+
+def with_driver(hardware: Hardware, version: str | None = DRIVER) -> Hardware:
+    """The machine with this driver for its cards."""
+    devices = (device if device.is_cpu else replace(device, driver=version) for device in hardware.devices)
+    return replace(hardware, devices=tuple(devices))
+
+
+CARD = with_driver(Hardware.simulate(ram=16 * GIB, vram=[8 * GIB]))
 TABLE = "common_memory_breakdown_print: | memory breakdown [MiB] | total free self model context compute unaccounted |"
 ROW = "common_memory_breakdown_print: |   - CUDA0 (RTX 4090) | {total} = {free} + ({own} = {own} + 0 + 0) + {rest} |"
 
@@ -36,8 +45,10 @@ def on_card(model: Model, *, taken_mib: int, others_mib: int = 0, free_mib: int 
     return "\n".join([*before, "srv  llama_server: model loaded", *after])
 
 
-def run_on_card(model: Model, learned: Learned | None = None, **figures: int) -> Reconciliation:
-    plan = predict(model, Launch.for_users(2, 2048), CARD, prompt_tokens=600, learned=learned or Learned())
+def run_on_card(
+    model: Model, learned: Learned | None = None, hardware: Hardware = CARD, **figures: int
+) -> Reconciliation:
+    plan = predict(model, Launch.for_users(2, 2048), hardware, prompt_tokens=600, learned=learned or Learned())
     return reconcile(plan, measured_as_planned(plan, log_text=on_card(model, **figures)))
 
 
@@ -83,12 +94,46 @@ def test_one_run_cannot_tell_a_driver_from_another_process_and_two_that_agree_ca
     last = record.append(gemma, run_on_card(gemma, taken_mib=308), {})
     learned = record.learned(gemma, CARD)
     assert learned.drivers == {"CUDA0": LearnedSize(308 * MIB, last)}
-    assert record.learned(gemma, Hardware.simulate(ram=16 * GIB, vram=[24 * GIB])).drivers == {}
+    assert record.learned(gemma, with_driver(Hardware.simulate(ram=16 * GIB, vram=[24 * GIB]))).drivers == {}
     plan = predict(gemma, Launch.for_users(2, 2048), CARD, learned=learned)
     driver = next(a for a in plan.allocations if a.buffer == "driver")
     assert (driver.reserved_bytes, driver.certainty) == (308 * MIB, "learned")
     assert driver.reason.endswith(f"in run {last}")
-    assert [value.what for value in in_force(record.history().runs)] == ["overhead", "driver"]
+    overhead, driver_in_force = in_force(record.history().runs)
+    assert (overhead.what, driver_in_force.what) == ("overhead", "driver")
+    assert driver_in_force.of == "CUDA0, NVIDIA 580.95.05, build 0abc123"
+
+
+@pytest.mark.parametrize("version", ["NVIDIA 590.44.01", None])
+def test_what_another_driver_took_is_not_used(gemma: Model, tmp_path: Path, version: str | None) -> None:
+    record = Record(tmp_path)
+    for _ in range(2):
+        record.append(gemma, run_on_card(gemma, taken_mib=310), {})
+    assert set(record.learned(gemma, CARD).drivers) == {"CUDA0"}
+    other = with_driver(CARD, version)
+    assert record.learned(gemma, other).drivers == {}
+    for _ in range(2):
+        record.append(gemma, run_on_card(gemma, hardware=other, taken_mib=350), {})
+    learned = {"CUDA0"} if version else set()
+    assert set(record.learned(gemma, other).drivers) == learned
+    assert record.learned(gemma, CARD).drivers["CUDA0"].size_bytes == 310 * MIB  # should it ever come back
+    told = [value.of for value in in_force(record.history().runs) if value.what == "driver"]
+    assert told == ["CUDA0, NVIDIA 580.95.05, build 0abc123", *(f"CUDA0, {version}, build 0abc123" for _ in learned)]
+
+
+def test_records_that_do_not_say_which_driver_it_was_are_read_and_teach_nothing_of_it(
+    gemma: Model, tmp_path: Path
+) -> None:
+    record = Record(tmp_path)
+    for _ in range(2):
+        record.append(gemma, run_on_card(gemma, taken_mib=310), {})
+    record.path.write_bytes(record.path.read_bytes().replace(f'"driver":"{DRIVER}",'.encode(), b""))
+    runs = record.history().runs
+    assert [run.lessons.drivers for run in runs] == [
+        (DriverLesson(device="CUDA0", description="RTX 4090", size_bytes=310 * MIB),)
+    ] * 2
+    assert record.learned(gemma, CARD).drivers == {}
+    assert not [value for value in in_force(runs) if value.what == "driver"]
 
 
 def test_two_cards_of_one_name_are_not_mixed() -> None:

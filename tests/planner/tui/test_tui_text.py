@@ -14,6 +14,7 @@ from planner.errors import DoesNotFitError, EngineError
 from planner.fit import Cell
 from planner.grids import plan_grid
 from planner.measure import Progress
+from planner.reconcile.reconciliation import Row
 from planner.reconcile.record import Record
 from planner.tui import run_text, text
 from planner.tui.choices import ghost_choices
@@ -139,6 +140,28 @@ def test_a_run_shows_every_row_with_its_cause() -> None:
         assert "agree" in table.lines[0].reason
     assert all(len(line.text) <= NARROW_BREAKDOWN for line in run_text.run_table(cell, run, wide=False).lines)
     assert "2 at once" in run_text.speed_line(run)
+
+
+def test_what_lay_on_an_accelerator_is_a_row_with_its_witness() -> None:
+    model = FILES[1].model
+    assert model is not None
+    cell = a_cell(1)
+    (run,) = quick_measurement(model, [cell.plan.launch], ENGINE, None).runs
+    row = Row(
+        component="resident on CUDA0",
+        device="CUDA0",
+        predicted_bytes=900 * MIB,
+        measured_bytes=910 * MIB,
+        cause="",
+        witness="what the driver says that the process holds",
+    )
+    run = replace(run, on_devices=(row,))
+    for wide, name in ((False, "all on CUDA0"), (True, "resident on CUDA0")):
+        line = run_text.run_table(cell, run, wide=wide).lines[-1]
+        assert line.text.startswith(name)
+        assert line.reason == (
+            "resident on CUDA0: the prediction and the driver agree (what the driver says that the process holds)"
+        )
 
 
 def test_a_difference_has_a_sign_unless_it_rounds_to_nothing() -> None:
