@@ -29,6 +29,8 @@ class Watcher:
         self._start = time.monotonic()
         self._interval_s = INTERVAL_S
         self._samples: list[Sample] = []
+        self._one_at_a_time = threading.Lock()
+        """Samples are in the order in which memory was read."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory watcher", daemon=True)
         self.phase: Phase = "loading"
@@ -64,7 +66,10 @@ class Watcher:
 
     def take(self) -> Sample:
         """An exact sample now: shared pages are counted by their share (`smaps_rollup`, slow on large ones)."""
-        sample = self._sample(exact=True)
+        with self._one_at_a_time:
+            sample = self._sample(exact=True)
+            if sample is not None:
+                self._samples.append(sample)
         if sample is None:
             return Sample(
                 phase=self.phase,
@@ -74,18 +79,18 @@ class Watcher:
                 file_bytes=None,
                 peak_bytes=None,
             )
-        self._samples.append(sample)
         return sample
 
     def _run(self) -> None:
         next_kept = 0.0
         while not self._stop.wait(INTERVAL_S):
-            sample = self._sample(exact=False)
-            if sample is not None and sample.seconds >= next_kept:
-                self._samples.append(sample)
-                next_kept = sample.seconds + self._interval_s - INTERVAL_S
-                if len(self._samples) % LONG_RUN_SAMPLES == 0:
-                    self._interval_s *= 2
+            with self._one_at_a_time:
+                sample = self._sample(exact=False)
+                if sample is not None and sample.seconds >= next_kept:
+                    self._samples.append(sample)
+                    next_kept = sample.seconds + self._interval_s - INTERVAL_S
+                    if len(self._samples) % LONG_RUN_SAMPLES == 0:
+                        self._interval_s *= 2
             objection = self._guard.objection(sample)
             if objection is not None:
                 self._server.end_for(objection)
