@@ -19,6 +19,8 @@ from planner.engine.child import before_exec, interrupts_held_back, signal_group
 from planner.engine.environment import without_settings
 from planner.engine.faults import diagnose
 from planner.errors import EngineError
+from planner.launch import Launch
+from planner.memory.program import LLAMA_SERVER, Program
 from planner.units import MIB
 
 ENGINE_VARIABLE = "PLANNER_ENGINE"
@@ -66,6 +68,20 @@ class Engine:
         """The commit, or the version line: what learned values are kept under."""
         match = _COMMIT.search(self.version)
         return match[1] if match else self.version
+
+    @property
+    def title(self) -> str:
+        """What it is, for a person."""
+        return f"llama-server {self.version}"
+
+    @property
+    def program(self) -> Program:
+        """What it holds itself."""
+        return LLAMA_SERVER
+
+    def launch(self, launch: Launch) -> Launch:
+        """The launch as this engine can run it: all of it."""
+        return launch
 
 
 def find_engine(
