@@ -62,6 +62,8 @@ class Engine:
     flags: frozenset[str]
     """Every flag that its `--help` lists, short and long."""
     devices: tuple[EngineDevice, ...] = ()
+    instead_of: str = ""
+    """Nothing: a llama-server is what is looked for first."""
 
     @property
     def build(self) -> str:

@@ -8,7 +8,6 @@ their tokens as a batch has room for.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -21,11 +20,11 @@ import llama_cpp as llama
 import numpy as np
 
 if TYPE_CHECKING:
-    from planner.engine.library_child import ERROR_LEVEL, Llama
+    from planner.engine.library_child import Llama
 else:
     # Last, since the folder holds modules of planner, which are none of this process.
     sys.path.append(str(Path(__file__).parent))
-    from library_child import ERROR_LEVEL, Llama
+    from library_child import Llama
 
 _DEBUG_LEVEL, _CONTINUED_LEVEL = 1, 5
 _LOG = 2

@@ -1,7 +1,7 @@
 """The one place that turns a `Launch` into the library's settings, as llama-server fills them.
 
-Plain values only, for a child process that has the library (`library_child.py`, `library_serving.py`). Sources: build b11434,
-`common/common.cpp: common_model_params_to_llama, common_context_params_to_llama`, `tools/server`.
+Plain values only, for a child process that has the library (`library_child.py`, `library_serving.py`). Sources:
+build b11434, `common/common.cpp: common_model_params_to_llama, common_context_params_to_llama`, `tools/server`.
 """
 
 from __future__ import annotations

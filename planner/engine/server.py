@@ -1,4 +1,4 @@
-"""A process with llama.cpp under our control, most often a llama-server: started, watched, and certain to end with us."""
+"""A process with llama.cpp under our control, such as a llama-server: started, watched, and certain to end with us."""
 
 from __future__ import annotations
 

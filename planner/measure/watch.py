@@ -6,8 +6,9 @@ import contextlib
 import threading
 import time
 from types import TracebackType
+from typing import Protocol
 
-from planner.engine.server import LlamaServer
+from planner.engine.faults import EngineFault
 from planner.measure.guard import Guard
 from planner.measure.measurement import Phase, Sample
 from probes import probe_process
@@ -17,10 +18,21 @@ LONG_RUN_SAMPLES = 6000
 """Samples of twenty minutes. A longer run is sampled half as often, and again, so that its record stays small."""
 
 
+class Watched(Protocol):
+    """What is watched."""
+
+    @property
+    def pid(self) -> int:
+        """The process that was started."""
+
+    def end_for(self, fault: EngineFault) -> None:
+        """End it at once."""
+
+
 class Watcher:
     """Collects samples while it is open; `phase` marks what the server is doing."""
 
-    def __init__(self, server: LlamaServer, guard: Guard) -> None:
+    def __init__(self, server: Watched, guard: Guard) -> None:
         self._server = server
         self._guard = guard
         self._pid = server.pid
