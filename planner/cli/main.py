@@ -57,7 +57,7 @@ class _LazyGroup(click.Group):
     is_flag=False,
     flag_value=_NO_MODEL,
     default=None,
-    help="Measure llama-server with f16, q8_0 and q4_0 caches, hold it against the prediction, recommend. "
+    help="Measure llama.cpp with f16, q8_0 and q4_0 caches, hold it against the prediction, recommend. "
     "Without MODEL: the best model found here, else a small ghost.",
 )
 @click.option(
@@ -72,7 +72,12 @@ class _LazyGroup(click.Group):
 )
 @click.option("--context", type=click.IntRange(1), metavar="N", help="Tokens for each person.  [default: 8192]")
 @click.option("--users", type=click.IntRange(1), metavar="M", help="People served at once.  [default: 2]")
-@click.option("--engine", type=click.Path(path_type=Path), metavar="PATH", help="The llama-server to use.")
+@click.option(
+    "--engine",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="The llama-server to use; or llama-cpp-python, which stands in where there is none.",
+)
 @click.option("--force", is_flag=True, help="Measure also what is predicted not to fit.")
 @click.option(
     "--ready-timeout",

@@ -11,10 +11,7 @@ from planner.engine.dry_run_library import Library, library_folder, library_is_h
 from planner.engine.find import ENGINE_VARIABLE, Engine, EngineDevice, find_engine
 from planner.errors import EngineError
 from planner.launch import Launch
-from planner.memory.program import Program, library_program
-
-LIBRARY_NAME = "llama-cpp-python"
-"""What `--engine` and PLANNER_ENGINE call it."""
+from planner.memory.program import LIBRARY_NAME, Program, library_program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,4 +84,11 @@ def find_any_engine(option: Path | None = None) -> AnyEngine:
     except EngineError as error:
         if named or not library_is_here():
             raise
-        return replace(identify_library(), instead_of=error.message)
+        return _library_instead(error)
+
+
+def _library_instead(of: EngineError) -> InstalledLibrary:
+    try:
+        return replace(identify_library(), instead_of=of.message)
+    except EngineError as error:
+        raise EngineError(f"{of.message} {error.message}", of.hint) from None

@@ -15,11 +15,11 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from planner.engine.faults import EngineFault
-from planner.engine.library import LIBRARY_NAME
 from planner.engine.library_process import CHILD_ENVIRONMENT
 from planner.engine.library_settings import context_settings, model_settings
 from planner.engine.server import POLL_S, EngineProcess
 from planner.launch import Launch
+from planner.memory.program import LIBRARY_NAME
 
 _CHILD = Path(__file__).with_name("library_serving.py")
 _NO_ROOM = 1
