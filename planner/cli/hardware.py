@@ -48,7 +48,6 @@ def _looked_at(option: Path | None) -> Seen:
     import threading
 
     from planner.cli.hardware_page import Seen
-    from planner.engine.find import find_engine
     from planner.engine.library import find_any_engine
     from planner.hardware.hardware import detect_with_report
 
@@ -57,7 +56,7 @@ def _looked_at(option: Path | None) -> Seen:
     probes.start()
     problem = ""
     try:
-        engine = find_engine() if option is None else find_any_engine(option)
+        engine = find_any_engine(option, stands_in=False)
     except EngineError as error:
         if option is not None:
             raise

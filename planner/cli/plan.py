@@ -214,12 +214,10 @@ def _may_offload(here: Hardware, launch: Launch) -> bool:
 
 
 def _with_accelerators(here: Hardware, engine: Path | None) -> Hardware:
-    from planner.engine.find import find_engine
     from planner.engine.library import find_any_engine
 
     try:
-        found = find_engine() if engine is None else find_any_engine(engine)
-        return here.with_accelerators(found.devices)
+        return here.with_accelerators(find_any_engine(engine, stands_in=False).devices)
     except EngineError as error:
         if engine is not None:
             raise

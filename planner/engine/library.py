@@ -71,10 +71,11 @@ def identify_library() -> InstalledLibrary:
         )
 
 
-def find_any_engine(option: Path | None = None) -> AnyEngine:
+def find_any_engine(option: Path | None = None, *, stands_in: bool = True) -> AnyEngine:
     """The llama-server to use (`find_engine`), or the library: where it is named, and where there is no server.
 
-    Raises EngineError where there is neither, or where the one that was named does not run.
+    `stands_in` is whether it may be taken unasked. Raises EngineError where there is neither, or where the one that
+    was named does not run.
     """
     named = os.environ.get(ENGINE_VARIABLE, "") if option is None else str(option)
     if named == LIBRARY_NAME:
@@ -82,7 +83,7 @@ def find_any_engine(option: Path | None = None) -> AnyEngine:
     try:
         return find_engine(option)
     except EngineError as error:
-        if named or not library_is_here():
+        if named or not stands_in or not library_is_here():
             raise
         return _library_instead(error)
 

@@ -51,7 +51,7 @@ SOURCES = {
     "environment": "named by PLANNER_ENGINE",
     "path": "found on the PATH",
     "embedded": "embedded",
-    "library": "m measures through it; c needs a llama-server",
+    "library": "no llama-server",
 }
 
 
