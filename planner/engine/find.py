@@ -62,8 +62,6 @@ class Engine:
     flags: frozenset[str]
     """Every flag that its `--help` lists, short and long."""
     devices: tuple[EngineDevice, ...] = ()
-    instead_of: str = ""
-    """Nothing: a llama-server is what is looked for first."""
 
     @property
     def build(self) -> str:
@@ -75,6 +73,11 @@ class Engine:
     def title(self) -> str:
         """What it is, for a person."""
         return f"llama-server {self.version}"
+
+    @property
+    def instead_of(self) -> str:
+        """Nothing: a llama-server is what is looked for first."""
+        return ""
 
     @property
     def program(self) -> Program:

@@ -91,17 +91,27 @@ class Llama:
         if overrides:
             parameters.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p)
         parameters.tensor_split = self._shares
-        for name, value in settings["plain"].items():
-            setattr(parameters, name, value)
+        if not self._set(parameters, settings["plain"]):
+            return None
         return llama.llama_model_load_from_file(path.encode(), parameters)
 
     def _context(self, settings: dict[str, Any]) -> Any:
         parameters = llama.llama_context_default_params()
-        for name, value in settings["plain"].items():
-            setattr(parameters, name, value)
+        if not self._set(parameters, settings["plain"]):
+            return None
         if not parameters.n_ctx:
             parameters.n_ctx = settings["trained_times"] * llama.llama_model_n_ctx_train(self._model)
         return llama.llama_init_from_model(self._model, parameters)
+
+    def _set(self, parameters: ctypes.Structure, values: dict[str, Any]) -> bool:
+        """Fill in settings; False, and said so, where this version lacks one: Python would take any name."""
+        missing = [name for name in values if not hasattr(parameters, name)]
+        if missing:
+            self._logged(ERROR_LEVEL, f"error: this version has no setting {', '.join(missing)}\n".encode(), None)
+            return False
+        for name, value in values.items():
+            setattr(parameters, name, value)
+        return True
 
 
 class Answerer(Llama):

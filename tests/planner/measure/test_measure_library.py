@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ from planner.engine.faults import EngineFault
 from planner.engine.find import Engine
 from planner.engine.library import InstalledLibrary, identify_library
 from planner.engine.library_run import LibraryRun
+from planner.engine.library_settings import context_settings
 from planner.engine.server import Cancelled
 from planner.engine.smoke import smoke_test
 from planner.errors import UsageError
@@ -227,6 +229,20 @@ def test_a_child_that_fails_is_told_in_words(
     assert fault.value.kind == kind
     with pytest.raises(EngineFault, match=r"with a tiny model: .* does not work on this machine"):
         smoke_test(library, kept=tmp_path / "engines.jsonl", ready_timeout_s=0.5 if kind == "hang" else 60)
+
+
+def test_a_version_that_lacks_a_setting_is_told_so(
+    smollm: Model, library: InstalledLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ctypes would take any name, and the launch would be another one."""
+
+    def settings(launch: Launch, **threads: int | None) -> dict[str, Any]:
+        made = context_settings(launch, **threads)
+        return {**made, "plain": {**made["plain"], "n_later": 1}}
+
+    monkeypatch.setattr(library_run, "context_settings", settings)
+    with pytest.raises(EngineFault, match=r'exit code 1. It said: "error: this version has no setting n_later"'):
+        measure(smollm, BASE, library)
 
 
 def test_one_that_is_killed_at_work_is_told_with_what_it_was_given(smollm: Model, library: InstalledLibrary) -> None:
