@@ -200,7 +200,7 @@ def engine(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_no_engine_at_all(fails: Fails, smollm_path: Path) -> None:
-    sentence = fails(1, "--measure", smollm_path, embedded=False)
+    sentence = fails(1, "--measure", smollm_path, embedded=False, library=False)
     assert sentence.startswith("No llama-server is found")
     assert "`planner plan` works without" in sentence
 
