@@ -114,7 +114,8 @@ def find_engine(
     raise EngineError(
         "No llama-server is found: none is named by --engine or PLANNER_ENGINE, none is on the PATH, and no "
         "embedded one exists for this platform.",
-        "Install llama.cpp, or name your own with --engine PATH. `planner plan` works without.",
+        "Install llama.cpp or planner[llama-cpp-python], or name your own with --engine PATH. `planner plan` works "
+        "without.",
     )
 
 
