@@ -208,12 +208,8 @@ def run_campaign(
     **options: Any,
 ) -> Campaign:
     """Measure launches on one engine: `run_cells` without a sweep that could go on."""
-    return run_cells(
-        model,
-        [Cell(engine.launch(launch), engine, str(index)) for index, launch in enumerate(launches)],
-        record,
-        **options,
-    )
+    cells = [Cell(engine.launch(launch), engine, str(index)) for index, launch in enumerate(launches)]
+    return run_cells(model, cells, record, **options)
 
 
 def run_cells(
