@@ -14,12 +14,11 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from planner.engine.dry_run import DryRun, dry_run
-from planner.engine.find import Engine
+from planner.engine.dry_run import DryRun, dry_run, who_answers
+from planner.engine.library import AnyEngine
 from planner.engine.smoke import SMOKE_TIMEOUT_S, smoke_test
 from planner.errors import DoesNotFitError, EngineError
-from planner.export.command import shell_command
-from planner.export.documents import run_document
+from planner.export.documents import command_of, run_document
 from planner.fit import Candidate, Recommendation, bound_growth, fit_layers, recommend
 from planner.hardware import CPU_DEVICE, Hardware
 from planner.launch import CacheType, Launch, resolve_context
@@ -47,7 +46,7 @@ class Cell:
     """One launch on one engine: what a sweep is made of."""
 
     launch: Launch
-    engine: Engine
+    engine: AnyEngine
     name: str
     """What was asked for, in words: by it a sweep that was cut off knows what it has done. The launch itself does
     not serve, since what may grow is bounded by the memory of the moment."""
@@ -85,22 +84,23 @@ class Campaign:
 
     @property
     def recommended_command(self) -> str | None:
-        """The measured command of the recommended launch, quoted for a shell."""
+        """The measured command of the recommended launch, quoted for a shell; None where none ran."""
         if self.recommendation is None:
             return None
         launch = self.recommendation.launch
         for measurement in (run.measurement for run in self.runs):
             if measurement.launch == launch:
-                return shell_command(measurement.command, ghost=measurement.ghost, stands_for=measurement.stands_for)
-        return next(str(d["command"]) for d in self.documents if _is_of(d, launch))
+                return command_of(measurement)
+        command: str | None = next(d["command"] for d in self.documents if _is_of(d, launch))
+        return command
 
 
-def machine_of(engine: Engine) -> Hardware:
+def machine_of(engine: AnyEngine) -> Hardware:
     """This machine as it is now, with the devices that the engine saw when it was looked at."""
     return seen_by(engine, Hardware.detect())
 
 
-def seen_by(engine: Engine, hardware: Hardware) -> Hardware:
+def seen_by(engine: AnyEngine, hardware: Hardware) -> Hardware:
     """The machine with the devices that this engine can use."""
     return hardware.with_accelerators(engine.devices)
 
@@ -125,7 +125,7 @@ def launches_for(
 def cells_for(
     model: Model,
     hardware: Hardware,
-    engines: Sequence[Engine],
+    engines: Sequence[AnyEngine],
     *,
     users: Sequence[int],
     contexts: Sequence[int],
@@ -134,7 +134,7 @@ def cells_for(
 ) -> tuple[Cell, ...]:
     """Every combination, engine by engine, from few people and short contexts to many and long."""
     return tuple(
-        Cell(launch, engine, _cell_name(launch.cache_type_k, count, context, engine, unified=unified))
+        Cell(engine.launch(launch), engine, _cell_name(launch.cache_type_k, count, context, engine, unified=unified))
         for engine in engines
         for count in users
         for context in contexts
@@ -149,7 +149,7 @@ def cells_for(
     )
 
 
-def _cell_name(cache_type: CacheType, users: int, context: int, engine: Engine, *, unified: bool) -> str:
+def _cell_name(cache_type: CacheType, users: int, context: int, engine: AnyEngine, *, unified: bool) -> str:
     shared = " shared" if unified else ""
     return f"{cache_type}, {users} x {context}{shared}, {engine.build} ({engine.path})"
 
@@ -204,14 +204,13 @@ def check_fits(plans: Sequence[MemoryPlan]) -> None:
 def run_campaign(
     model: Model,
     launches: Sequence[Launch],
-    engine: Engine,
+    engine: AnyEngine,
     record: Record | None,
     **options: Any,
 ) -> Campaign:
     """Measure launches on one engine: `run_cells` without a sweep that could go on."""
-    return run_cells(
-        model, [Cell(launch, engine, str(index)) for index, launch in enumerate(launches)], record, **options
-    )
+    cells = [Cell(engine.launch(launch), engine, str(index)) for index, launch in enumerate(launches)]
+    return run_cells(model, cells, record, **options)
 
 
 def run_cells(
@@ -319,7 +318,14 @@ class _Job:
         learned = NOTHING_LEARNED
         if self.record is not None:
             learned = self.record.learned(self.model, hardware, cell.engine.build)
-        return predict(self.model, cell.launch, hardware, learned=learned, prompt_tokens=prompt_tokens)
+        return predict(
+            self.model,
+            cell.launch,
+            hardware,
+            learned=learned,
+            prompt_tokens=prompt_tokens,
+            program=cell.engine.program,
+        )
 
     def run(self, index: int, cell: Cell, plan: MemoryPlan) -> Reconciliation:
         """Measure a cell and hold it against its prediction. Raises EngineError and Cancelled."""
@@ -345,7 +351,8 @@ class _Job:
     def told(self, cell: Cell) -> DryRun | None:
         """What the engine says of the launch before it runs; None where it makes no dry run. A help, no condition."""
         try:
-            return dry_run(self.model, cell.launch, cell.engine, cancelled=self.cancelled)
+            with who_answers(cell.engine) as answerer:
+                return dry_run(self.model, cell.launch, answerer, cancelled=self.cancelled)
         except EngineError:
             return None
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from planner.campaign import DEFAULT_CONTEXT, seen_by
 from planner.engine.dry_run import DryRun, DryRunCache, Library, dry_run
 from planner.engine.find import Engine
+from planner.engine.library import AnyEngine
 from planner.engine.server import Cancelled
 from planner.errors import EngineError, ModelError
 from planner.fit import (
@@ -28,6 +29,7 @@ from planner.fit import (
 from planner.hardware import Hardware
 from planner.launch import CacheType, Launch
 from planner.memory import Learned, MemoryPlan, predict
+from planner.memory.program import LLAMA_SERVER, Program
 from planner.model import Model
 from planner.reconcile.dry_comparison import compare
 from planner.reconcile.record import Record
@@ -40,7 +42,7 @@ MOST_FAILURES = 3
 def plan_grid(
     model: Model,
     hardware: Hardware,
-    engine: Engine | None,
+    engine: AnyEngine | None,
     record: Record,
     *,
     base: Launch = DIVIDED,
@@ -52,7 +54,9 @@ def plan_grid(
     What grows later is bounded as it is for a measurement, so that a cell is planned, measured and copied as
     one and the same launch.
     """
-    hardware = seen_by(engine, hardware) if engine else hardware
+    program = LLAMA_SERVER
+    if engine is not None:
+        hardware, base, program = seen_by(engine, hardware), engine.launch(base), engine.program
     learned = record.learned(model, hardware, engine.build if engine else None)
     grid = make_grid(
         model,
@@ -62,8 +66,10 @@ def plan_grid(
         base=base,
         learned=learned,
         projector=projector,
+        program=program,
     )
-    return replace(grid, cells=tuple(_bounded(model, cell, hardware, learned, projector) for cell in grid.cells))
+    bounded = (_bounded(model, cell, hardware, learned, projector, program) for cell in grid.cells)
+    return replace(grid, cells=tuple(bounded))
 
 
 def _trained_context(model: Model) -> int:
@@ -73,12 +79,15 @@ def _trained_context(model: Model) -> int:
         return DEFAULT_CONTEXT  # the plan of every cell says what is wrong with the header
 
 
-def _bounded(model: Model, cell: Cell, hardware: Hardware, learned: Learned, projector: Model | None) -> Cell:
+def _bounded(
+    model: Model, cell: Cell, hardware: Hardware, learned: Learned, projector: Model | None, program: Program
+) -> Cell:
     launch = fit_layers(model, cell.plan.launch, hardware, projector=projector)
     launch = bound_growth(model, launch, hardware, learned=learned, projector=projector)
     if launch == cell.plan.launch:
         return cell
-    return replace(cell, plan=predict(model, launch, hardware, learned=learned, projector=projector))
+    plan = predict(model, launch, hardware, learned=learned, projector=projector, program=program)
+    return replace(cell, plan=plan)
 
 
 def refined(

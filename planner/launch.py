@@ -143,6 +143,11 @@ class Launch:
             raise UsageError(f"users is {users}; at least one person must be served.")
         if ctx_per_user < 1:
             raise UsageError(f"context is {ctx_per_user}; each person needs at least one token.")
+        if users * pad(ctx_per_user, CONTEXT_MULTIPLE) > LARGEST_NUMBER:
+            raise UsageError(
+                f"{users} x {ctx_per_user:,} tokens are too many: llama-server counts to {LARGEST_NUMBER:,} and no "
+                "further."
+            )
         return cls(
             ctx_size=users * pad(ctx_per_user, CONTEXT_MULTIPLE),
             parallel=users,

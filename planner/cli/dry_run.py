@@ -12,6 +12,7 @@ from planner.engine.find import Engine, find_engine
 from planner.errors import EngineError
 from planner.hardware import Hardware
 from planner.launch import Launch
+from planner.memory.program import LIBRARY_NAME
 from planner.model import Model
 from planner.reconcile.dry_comparison import DryComparison, DryRow
 from planner.units import format_mib, signed_mib
@@ -22,6 +23,8 @@ def find_answerer(option: Path | None) -> Engine | None:
 
     Raises EngineError where there is neither, or where the server that was named does not run.
     """
+    if option == Path(LIBRARY_NAME):
+        return None
     try:
         return find_engine(option)
     except EngineError:

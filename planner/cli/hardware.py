@@ -48,7 +48,7 @@ def _looked_at(option: Path | None) -> Seen:
     import threading
 
     from planner.cli.hardware_page import Seen
-    from planner.engine.find import find_engine
+    from planner.engine.library import find_any_engine
     from planner.hardware.hardware import detect_with_report
 
     found: list[tuple[Hardware, dict[str, Any]]] = []
@@ -56,7 +56,7 @@ def _looked_at(option: Path | None) -> Seen:
     probes.start()
     problem = ""
     try:
-        engine = find_engine(option)
+        engine = find_any_engine(option, stands_in=False)
     except EngineError as error:
         if option is not None:
             raise
@@ -66,7 +66,7 @@ def _looked_at(option: Path | None) -> Seen:
     return Seen(
         system_view=machine,
         report=read,
-        engine_name=f"llama-server {engine.version}" if engine else None,
+        engine_name=engine.title if engine else None,
         engine_devices=engine.devices if engine else None,
         engine_problem=problem,
     )

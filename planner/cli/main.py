@@ -82,11 +82,16 @@ def _misplaced(options: str, command: str) -> str:
     is_flag=False,
     flag_value="",
     expose_value=False,  # `parse_args` has made a command of it by then; here it is for --help
-    help="Measure llama-server with f16, q8_0 and q4_0 caches, hold it against the prediction, recommend. "
+    help="Measure llama.cpp with f16, q8_0 and q4_0 caches, hold it against the prediction, recommend. "
     "Without MODEL: the best model found here, else a small ghost. It takes the options of `planner measure`: "
     "--context N, --users M, --ghost, --engine PATH, --soak MINUTES and more.",
 )
-@click.option("--engine", type=click.Path(path_type=Path), metavar="PATH", help="The llama-server to use.")
+@click.option(
+    "--engine",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="The llama-server to use; or llama-cpp-python, which stands in where there is none.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def cli(ctx: click.Context, engine: Path | None, as_json: bool) -> None:

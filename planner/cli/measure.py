@@ -23,15 +23,16 @@ from planner.cli.options import cache_types, numbers, part
 from planner.cli.progress import ProgressLine
 from planner.cli.render import format_count, labelled, render_hardware
 from planner.cli.render_run import render_campaign, render_run
-from planner.engine.find import Engine, find_engine
+from planner.engine.library import AnyEngine, find_any_engine
 from planner.export.documents import measure_document
 from planner.fit import MAIN_CACHE_TYPES
 from planner.hardware import Hardware
-from planner.launch import CacheType
+from planner.launch import CacheType, Launch
 from planner.measure import Load
 from planner.measure.growth import hold_growth
 from planner.measure.guard import DEADLINE_S
 from planner.measure.run import READY_TIMEOUT_S
+from planner.measure.runner import check_able
 from planner.model import Model
 from planner.reconcile.reconciliation import Reconciliation
 from planner.reconcile.record import Record, default_folder
@@ -51,7 +52,7 @@ from planner.units import format_bytes, format_tokens
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="PATH",
-    help="The llama-server to use; several times for several.",
+    help="The llama-server to use, or llama-cpp-python; several times for several.",
 )
 @click.option(
     "--fill",
@@ -83,7 +84,7 @@ def measure_command(
     attach: str | None,
     as_json: bool,
 ) -> None:
-    """Measure llama-server with f16, q8_0 and q4_0 caches and hold it against the prediction.
+    """Measure llama.cpp with f16, q8_0 and q4_0 caches and hold it against the prediction.
 
     The same as `planner --measure [MODEL]`. Of --context, --users, --cache-type and --engine every combination
     is measured; each result is in the record as soon as it is there. With --ghost, MODEL may be cut off behind
@@ -145,9 +146,11 @@ def run_measure(
     as_json: bool,
 ) -> None:
     """Run the main job and print its report; errors are raised, for the entry point to put into words."""
-    found = [find_engine(engine) for engine in engines] or [find_engine()]
-    hardware = machine_of(found[0])
+    found = [find_any_engine(engine) for engine in engines] or [find_any_engine()]
     load = load or Load()
+    for engine in found:
+        check_able(engine, Launch(), soaked=load.soak_minutes > 0)
+    hardware = machine_of(found[0])
     record = Record(default_folder())
     with chosen_model(model, hardware, ghost=ghost) as (opened, why):
         cells = cells_for(
@@ -209,11 +212,16 @@ def _short_name(cell: Cell, cells: Sequence[Cell]) -> str:
     return f"{launch.cache_type_k} {launch.slots}x{format_tokens(launch.ctx_size // launch.slots)}"
 
 
-def _opening(model: Model, why: str, hardware: Hardware, engines: Sequence[Engine]) -> str:
+def _opening(model: Model, why: str, hardware: Hardware, engines: Sequence[AnyEngine]) -> str:
     size = f"{format_count(model.parameters)} parameters, {format_bytes(model.tensor_bytes)}"
     lines = [
         render_hardware(hardware),
-        *(labelled("Engine", f"llama-server {e.version} ({e.source}: {e.path})") for e in engines),
+        *(labelled("Engine", f"{engine.title} ({engine.source}: {engine.path})") for engine in engines),
+        *(
+            labelled("", f"{engine.instead_of} So llama-cpp-python is measured.")
+            for engine in engines
+            if engine.instead_of
+        ),
         labelled("Model", f"{model.name}: {model.architecture}, {size} ({model.path})"),
         labelled("", f"Chosen because {why}."),
     ]

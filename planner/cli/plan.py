@@ -214,10 +214,10 @@ def _may_offload(here: Hardware, launch: Launch) -> bool:
 
 
 def _with_accelerators(here: Hardware, engine: Path | None) -> Hardware:
-    from planner.engine.find import find_engine
+    from planner.engine.library import find_any_engine
 
     try:
-        return here.with_accelerators(find_engine(engine).devices)
+        return here.with_accelerators(find_any_engine(engine, stands_in=False).devices)
     except EngineError as error:
         if engine is not None:
             raise

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from planner.cli.render import labelled, render_table, terminal_width
+from planner.cli.render_run import THROUGH_LIBRARY
+from planner.memory.program import LIBRARY_NAME
 from planner.reconcile.held import PROCESS
 from planner.reconcile.history import History, InForce, Run, in_force
 from planner.reconcile.lessons import Lessons
@@ -48,13 +50,18 @@ def _row(run: Run, short_id: str) -> list[str]:
         f"{short_id}*" if run.forgotten else short_id,
         run.at[:10],
         run.model_name,
-        run.engine[:7],
+        _short_build(run.engine),
         _launch(run),
         short_bytes(run.predicted_bytes),
         "" if run.measured_bytes is None else short_bytes(run.measured_bytes),
         f"{run.generated_tokens_per_s:.1f}",
         run.verdict,
     ]
+
+
+def _short_build(build: str) -> str:
+    """A commit as git shortens it; the library under its version."""
+    return build.replace(LIBRARY_NAME, "library") if build.startswith(LIBRARY_NAME) else build[:7]
 
 
 def _launch(run: Run) -> str:
@@ -92,7 +99,7 @@ def render_kept(run: Run, report: dict[str, Any], log: str) -> str:
         labelled("Engine", f"{engine.get('version', '?')} (build {run.engine})"),
         labelled("Machine", run.machine or "not kept by the version that made this record"),
         labelled("Launch", f"{_launch(run)}, predicted as {run.verdict}"),
-        labelled("Command", str(report.get("command", "?"))),
+        labelled("Command", str(report.get("command", "?") or THROUGH_LIBRARY)),
         "",
         render_table(_PLAN_HEADER, _predicted_rows(report.get("predicted", {})), "lllrrrl"),
         "",

@@ -110,8 +110,12 @@ def _speed(speed: Speed) -> str:
 
 def _reserved_row(row: Row) -> tuple[str, ...]:
     name, predicted, *rest = _row(row)
-    # llama.cpp's dry run prints whole MiB.
-    return (name, predicted, "" if row.dry_run_bytes is None else f"{row.dry_run_bytes // MIB:,}", *rest)
+    return (name, predicted, "" if row.dry_run_bytes is None else _dry(row.dry_run_bytes), *rest)
+
+
+def _dry(size_bytes: int) -> str:
+    """A dry run's figure: a llama-server prints whole MiB, the library two digits more."""
+    return format_mib(size_bytes) if size_bytes % MIB else f"{size_bytes // MIB:,}"
 
 
 def _row(row: Row) -> tuple[str, ...]:
@@ -160,18 +164,19 @@ def render_campaign(campaign: Campaign) -> str:
         lines.append(labelled("Not run", f"{plan.launch.cache_type_k}: {plan.verdict_reason}"))
     if campaign.documents and campaign.recommendation is None:
         return "\n".join(lines).rstrip()
-    if campaign.recommendation is None or campaign.recommended_command is None:
+    if campaign.recommendation is None:
         return "\n".join([*lines, "No launch can be recommended: none of them fits."])
     cache_type = campaign.recommendation.launch.cache_type_k
-    return "\n".join(
-        [
-            *lines,
-            labelled("Use", f"the {cache_type} cache. {campaign.recommendation.reason}"),
-            labelled("", _what_ran(campaign)),
-            "",
-            f"    {campaign.recommended_command}",
-        ]
-    )
+    lines.append(labelled("Use", f"the {cache_type} cache. {campaign.recommendation.reason}"))
+    if campaign.recommended_command is None:
+        return "\n".join([*lines, labelled("", THROUGH_LIBRARY)])
+    return "\n".join([*lines, labelled("", _what_ran(campaign)), "", f"    {campaign.recommended_command}"])
+
+
+THROUGH_LIBRARY = (
+    "Measured through llama-cpp-python, so there is no command that ran: a llama-server is of another build, and may "
+    "hold something else."
+)
 
 
 def _what_ran(campaign: Campaign) -> str:

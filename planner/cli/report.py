@@ -9,7 +9,7 @@ import click
 
 from planner.campaign import DEFAULT_CONTEXT, DEFAULT_USERS, seen_by
 from planner.cli.render import render_hardware, render_table
-from planner.engine.find import find_engine
+from planner.engine.library import find_any_engine
 from planner.errors import PlannerError
 from planner.export.documents import SCHEMA_VERSION, hardware_document, model_document
 from planner.hardware import Hardware
@@ -24,9 +24,9 @@ def print_report(engine: Path | None, *, as_json: bool) -> None:
     """The machine, the engine, and the models found with their verdicts."""
     hardware = Hardware.detect()
     try:
-        found = find_engine(engine)
+        found = find_any_engine(engine)
         hardware = seen_by(found, hardware)
-        engine_text = f"llama-server {found.version} ({found.source}: {found.path})"
+        engine_text = f"{found.title} ({found.source}: {found.path})"
     except PlannerError as error:
         engine_text = f"none. {error}"
     models, unreadable = _models()

@@ -16,6 +16,7 @@ from planner.engine.dry_run_cache import DryRunCache, answer_key, default_path
 from planner.engine.dry_run_library import Library, library_is_here
 from planner.engine.dry_run_server import server_dry_run
 from planner.engine.find import Engine
+from planner.engine.library import AnyEngine
 from planner.launch import Launch
 from planner.model.model import Model
 
@@ -55,9 +56,9 @@ def dry_run(
 
 
 @contextmanager
-def who_answers(engine: Engine | None) -> Iterator[Engine | Library]:
-    """The llama-server at hand, and the library only where there is none: each is exact of its own build."""
-    if engine is not None:
+def who_answers(engine: AnyEngine | None) -> Iterator[Engine | Library]:
+    """The engine at hand, and the library where there is none: each is exact of its own build."""
+    if isinstance(engine, Engine):
         yield engine
         return
     with Library() as library:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from planner.engine.dry_figures import DryFigure, DryRun, summed
 from planner.engine.library_process import LibraryProcess
@@ -46,11 +47,7 @@ class Library:
     """
 
     def __init__(self) -> None:
-        if not library_is_here():
-            raise EngineError(
-                "llama-cpp-python is not installed.", "Install planner[llama-cpp-python], which compiles it."
-            )
-        self.identity = _identity()
+        self.identity = _identity(library_folder())
         """What tells this build from another of the same version."""
         self.build = f"{_DISTRIBUTION} {importlib.metadata.version(_DISTRIBUTION)}"
         # -P: the folder of the child's file holds modules of ours, which are none of its.
@@ -74,6 +71,10 @@ class Library:
         """The process id of the child, while it runs."""
         return self._process.pid
 
+    def describe(self) -> dict[str, Any]:
+        """Its commit, back ends and devices. Raises EngineError where it does not run here."""
+        return self._process.describe()
+
     def dry_run(self, model: Model, launch: Launch) -> DryRun:
         """What llama.cpp would reserve for this launch, to 0.01 MiB. Raises EngineError where it gives no answer."""
         if launch.spec_type != "none":
@@ -91,12 +92,17 @@ class Library:
         return self._dry[model]
 
 
-def _identity() -> str:
+def library_folder() -> Path:
+    """The folder of its shared libraries. Raises EngineError where it is not installed."""
     spec = importlib.util.find_spec(_PACKAGE)
     folders = (spec.submodule_search_locations if spec else None) or ()
-    return " ".join(
-        f"{path.name} {path.stat().st_mtime_ns}" for one in folders for path in sorted(Path(one, "lib").glob("*"))
-    )
+    if not folders:
+        raise EngineError("llama-cpp-python is not installed.", "Install planner[llama-cpp-python], which compiles it.")
+    return Path(next(iter(folders)), "lib")
+
+
+def _identity(folder: Path) -> str:
+    return " ".join(f"{path.name} {path.stat().st_mtime_ns}" for path in sorted(folder.glob("*")))
 
 
 def _figures(lines: Sequence[str]) -> Iterator[DryFigure]:

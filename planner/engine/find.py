@@ -19,6 +19,8 @@ from planner.engine.child import before_exec, interrupts_held_back, signal_group
 from planner.engine.environment import without_settings
 from planner.engine.faults import diagnose
 from planner.errors import EngineError
+from planner.launch import Launch
+from planner.memory.program import LLAMA_SERVER, Program
 from planner.units import MIB
 
 ENGINE_VARIABLE = "PLANNER_ENGINE"
@@ -67,6 +69,25 @@ class Engine:
         match = _COMMIT.search(self.version)
         return match[1] if match else self.version
 
+    @property
+    def title(self) -> str:
+        """What it is, for a person."""
+        return f"llama-server {self.version}"
+
+    @property
+    def instead_of(self) -> str:
+        """Nothing: a llama-server is what is looked for first."""
+        return ""
+
+    @property
+    def program(self) -> Program:
+        """What it holds itself."""
+        return LLAMA_SERVER
+
+    def launch(self, launch: Launch) -> Launch:
+        """The launch as this engine can run it: all of it."""
+        return launch
+
 
 def find_engine(
     option: Path | None = None, environment: Mapping[str, str] | None = None, path: str | None = None
@@ -93,7 +114,8 @@ def find_engine(
     raise EngineError(
         "No llama-server is found: none is named by --engine or PLANNER_ENGINE, none is on the PATH, and no "
         "embedded one exists for this platform.",
-        "Install llama.cpp, or name your own with --engine PATH. `planner plan` works without.",
+        "Install llama.cpp or planner[llama-cpp-python], or name your own with --engine PATH. `planner plan` works "
+        "without.",
     )
 
 

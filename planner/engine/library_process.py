@@ -23,6 +23,8 @@ from planner.launch import Launch
 
 ANSWER_TIMEOUT_S = 120.0
 """A dry run takes milliseconds, opening a model a second or two."""
+CHILD_ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1"}
+"""llama.cpp would start a debugger where it aborts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class LibraryProcess:
     ) -> None:
         """`command` is the child with its arguments; `environment` is what it gets beside ours."""
         self._command = list(command)
-        self._environment = {"GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1", **(environment or {})}
+        self._environment = {**CHILD_ENVIRONMENT, **(environment or {})}
         self._timeout_s = timeout_s
         self._process: subprocess.Popen[str] | None = None
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the process)
@@ -80,6 +82,10 @@ class LibraryProcess:
         }
         answer = self._answer(json.dumps(request))
         return LibraryAnswer(tuple(answer["log"].splitlines()), answer["refusal"].strip())
+
+    def describe(self) -> dict[str, Any]:
+        """What the library says of itself. Raises EngineError where it does not run here."""
+        return self._answer("{}")
 
     def _answer(self, request: str) -> dict[str, Any]:
         process = self._process or self._start()

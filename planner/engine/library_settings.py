@@ -1,7 +1,7 @@
 """The one place that turns a `Launch` into the library's settings, as llama-server fills them.
 
-Plain values only, for a child process that has the library (`library_child.py`). Sources: build b11434,
-`common/common.cpp: common_model_params_to_llama, common_context_params_to_llama`, `tools/server`.
+Plain values only, for a child process that has the library (`library_child.py`, `library_serving.py`). Sources:
+build b11434, `common/common.cpp: common_model_params_to_llama, common_context_params_to_llama`, `tools/server`.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _overrides(launch: Launch) -> list[tuple[str, str]]:
     return overrides
 
 
-def context_settings(launch: Launch) -> dict[str, Any]:
-    """`llama_context_params`."""
+def context_settings(launch: Launch, *, threads: int | None = None) -> dict[str, Any]:
+    """`llama_context_params`; with `threads` that compute, None where nothing is computed."""
     batch = launch.ubatch_size if launch.embeddings else launch.batch_size
     slots = launch.slots
     return {
@@ -73,5 +73,6 @@ def context_settings(launch: Launch) -> dict[str, Any]:
             "swa_full": launch.swa_full,
             "offload_kqv": launch.kv_offload,
             "embeddings": launch.embeddings,
+            **({} if threads is None else {"n_threads": threads, "n_threads_batch": threads}),
         },
     }

@@ -1,4 +1,4 @@
-"""A llama-server process under our control: started, watched, and certain to end with us."""
+"""A process with llama.cpp under our control, such as a llama-server: started, watched, and certain to end with us."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from planner.engine.child import before_exec, group_keeper, interrupts_held_back, signal_group
 from planner.engine.environment import without_settings
@@ -45,12 +45,17 @@ class ServerAnswerError(EngineFault):
     """The server answered a request with an error, in its own words."""
 
 
-class LlamaServer:
-    """A running llama-server; use it as a context manager, so that it always ends.
+class EngineProcess:
+    """A running program that has llama.cpp and tells its log; use it as a context manager, so that it always ends.
 
-    It listens on a free loopback port with an API key of its own. `cancelled` is asked during every wait;
-    when it says yes, `Cancelled` is raised.
+    `cancelled` is asked during every wait; when it says yes, `Cancelled` is raised.
     """
+
+    name = "llama-server"
+    """What it is called in sentences."""
+    _stdin = subprocess.DEVNULL
+    _stderr = subprocess.STDOUT
+    """Where the log comes: with all that it prints, or (`PIPE`) alone."""
 
     def __init__(
         self,
@@ -60,7 +65,7 @@ class LlamaServer:
         cancelled: Callable[[], bool] = lambda: False,
         stop_grace_s: float | None = None,
     ) -> None:
-        """`command` is the program and its arguments; port, key and verbosity are added here.
+        """`command` is the program and its arguments.
 
         `stop_grace_s` is how long it may take to end after an interrupt (`STOP_GRACE_S`); 0 kills it at once.
         """
@@ -68,7 +73,6 @@ class LlamaServer:
         self._ready_timeout_s = ready_timeout_s
         self._cancelled = cancelled
         self._stop_grace_s = stop_grace_s
-        self._key = secrets.token_hex(16)
         self._lines: list[str] = []
         self._log = EngineLog()
         self._lock = threading.Lock()
@@ -77,19 +81,25 @@ class LlamaServer:
         self._keeper: Keeper | None = None
         self._kills_before: OomKills = {}
         self._ended_for: EngineFault | None = None
-        self.port = 0
 
-    def __enter__(self) -> LlamaServer:
-        self.port = _free_port()
-        command = [*self._command, "--host", HOST, "--port", str(self.port), "--verbosity", "4"]
+    def __enter__(self) -> Self:
         try:
-            self._start(command)
-            self._reader = threading.Thread(target=self._read, name="llama-server log", daemon=True)
+            self._start(self._whole_command())
+            self._reader = threading.Thread(target=self._read, name=f"{self.name} log", daemon=True)
             self._reader.start()
         except BaseException:
             self.stop()
             raise
         return self
+
+    def _whole_command(self) -> list[str]:
+        return self._command
+
+    def _environment(self) -> dict[str, str]:
+        return without_settings(os.environ)
+
+    def _is_ready(self) -> bool:
+        raise NotImplementedError
 
     def _start(self, command: list[str]) -> None:
         self._kills_before = count_kills()
@@ -98,13 +108,13 @@ class LlamaServer:
             try:
                 self._process = subprocess.Popen(
                     command,
-                    stdin=subprocess.DEVNULL,
+                    stdin=self._stdin,
                     stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
+                    stderr=self._stderr,
                     text=True,
                     encoding="utf-8",
                     errors="replace",
-                    env=_environment(os.environ, self._key),
+                    env=self._environment(),
                     # Its own session: Ctrl-C reaches us alone, and we end the server in order.
                     start_new_session=True,
                     preexec_fn=before_exec(mask),
@@ -142,7 +152,7 @@ class LlamaServer:
         return self._process
 
     def _read(self) -> None:
-        stream = self._running.stdout
+        stream = self._running.stderr or self._running.stdout
         if stream is None:
             return
         for line in map(plain_line, stream):
@@ -156,12 +166,12 @@ class LlamaServer:
         Raises EngineError when the server dies before, or never gets there.
         """
         deadline = time.monotonic() + self._ready_timeout_s
-        while not self._healthy():
+        while not self._is_ready():
             self.check_alive()
             if time.monotonic() > deadline:
                 said = own_words(self.log_text) or "nothing"
                 raise EngineFault(
-                    f"llama-server was not ready after {self._ready_timeout_s:g} seconds. It last said: {said}.",
+                    f"{self.name} was not ready after {self._ready_timeout_s:g} seconds. It last said: {said}.",
                     "Give it more time with --ready-timeout SECONDS.",
                     kind="hang",
                 )
@@ -212,9 +222,59 @@ class LlamaServer:
             raise self._ended_for
         if self.has_ended():
             oom = kills_since(self._kills_before, count_kills())
-            raise diagnose(self._running.returncode, self.log_text, oom).fault("llama-server")
+            raise diagnose(self._running.returncode, self.log_text, oom).fault(self.name)
 
-    def _healthy(self) -> bool:
+    def stop(self) -> None:
+        """End the server: an interrupt first, so that it cleans up, then by force. Safe to call twice."""
+        process = self._process
+        if process is None:
+            return
+        try:
+            grace_s = STOP_GRACE_S if self._stop_grace_s is None else self._stop_grace_s
+            if grace_s and process.poll() is None:
+                signal_group(process, "SIGINT")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=grace_s)
+        finally:  # also when a second Ctrl-C comes while we wait
+            signal_group(process, "SIGKILL")
+            process.wait()
+            if self._keeper is not None:
+                self._keeper.dismiss()
+        if self._reader is not None:
+            self._reader.join(timeout=2)
+            if self._reader.is_alive():
+                return  # something else holds the pipe open; closing it here would wait for that
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    stream.close()
+
+
+class LlamaServer(EngineProcess):
+    """A running llama-server. It listens on a free loopback port with an API key of its own."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        ready_timeout_s: float,
+        cancelled: Callable[[], bool] = lambda: False,
+        stop_grace_s: float | None = None,
+    ) -> None:
+        """`command` is the program and its arguments; port, key and verbosity are added here."""
+        super().__init__(command, ready_timeout_s=ready_timeout_s, cancelled=cancelled, stop_grace_s=stop_grace_s)
+        self._key = secrets.token_hex(16)
+        self.port = 0
+
+    def _whole_command(self) -> list[str]:
+        self.port = _free_port()
+        return [*self._command, "--host", HOST, "--port", str(self.port), "--verbosity", "4"]
+
+    def _environment(self) -> dict[str, str]:
+        # In the environment and not among the arguments, where every user of the machine could read it.
+        return {**super()._environment(), "LLAMA_API_KEY": self._key}
+
+    def _is_ready(self) -> bool:
         try:
             status, _ = self._send("GET", "/health", None, timeout_s=5)
         except (OSError, http.client.HTTPException):
@@ -283,30 +343,6 @@ class LlamaServer:
             with contextlib.closing(connection.getresponse()) as response:
                 yield response
 
-    def stop(self) -> None:
-        """End the server: an interrupt first, so that it cleans up, then by force. Safe to call twice."""
-        process = self._process
-        if process is None:
-            return
-        try:
-            grace_s = STOP_GRACE_S if self._stop_grace_s is None else self._stop_grace_s
-            if grace_s and process.poll() is None:
-                signal_group(process, "SIGINT")
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=grace_s)
-        finally:  # also when a second Ctrl-C comes while we wait
-            signal_group(process, "SIGKILL")
-            process.wait()
-            if self._keeper is not None:
-                self._keeper.dismiss()
-        if self._reader is not None:
-            self._reader.join(timeout=2)
-            if self._reader.is_alive():
-                return  # something else holds the pipe open; closing it here would wait for that
-        if process.stdout is not None:
-            with contextlib.suppress(OSError, ValueError):
-                process.stdout.close()
-
 
 def _decode(text: bytes) -> dict[str, Any]:
     try:
@@ -324,11 +360,6 @@ def _refusal(path: str, status: int, answer: dict[str, Any]) -> ServerAnswerErro
     if _NO_CONTEXT.search(str(message)):
         return ServerAnswerError(f"A slot ran out of context: {words}", "Give it more --context.", kind="context")
     return ServerAnswerError(words, kind="answer")
-
-
-def _environment(environment: Mapping[str, str], key: str) -> dict[str, str]:
-    # In the environment and not among the arguments, where every user of the machine could read it.
-    return {**without_settings(environment), "LLAMA_API_KEY": key}
 
 
 def _free_port() -> int:

@@ -1,7 +1,8 @@
 """Whether an engine works on this machine at all: it loads a tiny model and decodes one token, once.
 
 A build may start, list its devices, load a model and still die at the first token, of an instruction that this
-processor does not have. That it worked is kept in the person's cache, under its path, size and time.
+processor does not have. That it worked is kept in the person's cache, under its path, size and time (of the library:
+of all its files).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 from planner.engine.arguments import server_arguments
 from planner.engine.faults import EngineFault
 from planner.engine.find import Engine
+from planner.engine.library import AnyEngine
+from planner.engine.library_run import LibraryRun
 from planner.engine.server import LlamaServer
 from planner.engine.smoke_model import write_smoke_model
 from planner.launch import Launch
@@ -39,7 +42,7 @@ def default_path() -> Path:
 
 
 def smoke_test(
-    engine: Engine,
+    engine: AnyEngine,
     *,
     cancelled: Callable[[], bool] = lambda: False,
     ready_timeout_s: float = SMOKE_TIMEOUT_S,
@@ -56,26 +59,31 @@ def smoke_test(
     with _folder(kept.parent) as folder:
         own = write_smoke_model(folder / f"{_MODEL_NAME}.{os.getpid()}")
         model = own.replace(folder / _MODEL_NAME)  # whole, whoever else writes it now
-        command = [str(engine.path), *server_arguments(_LAUNCH, model, engine.flags)]
-        with LlamaServer(command, ready_timeout_s=ready_timeout_s, cancelled=cancelled) as server:
-            try:
-                server.wait_ready()
-                _decode_one(server)
-            except EngineFault as fault:
-                message = f"{fault.message} That was with a tiny model: {engine.path} does not work on this machine."
-                raise EngineFault(message, fault.hint, kind=fault.kind) from None
+        try:
+            if isinstance(engine, Engine):
+                _try_server(engine, model, ready_timeout_s, cancelled)
+            else:
+                with LibraryRun(model, _LAUNCH, ready_timeout_s=ready_timeout_s, cancelled=cancelled) as library:
+                    library.wait_ready()
+                    library.generate([_PROMPT], 1)
+        except EngineFault as fault:
+            message = f"{fault.message} That was with a tiny model: {engine.path} does not work on this machine."
+            raise EngineFault(message, fault.hint, kind=fault.kind) from None
     with contextlib.suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
         with kept.open("a", encoding="utf-8") as file:
             file.write(f"\n{json.dumps(key)}\n")  # after whatever a killed program left unfinished
 
 
-def _decode_one(server: LlamaServer) -> None:
+def _try_server(engine: Engine, model: Path, ready_timeout_s: float, cancelled: Callable[[], bool]) -> None:
+    command = [str(engine.path), *server_arguments(_LAUNCH, model, engine.flags)]
     request = {"prompt": _PROMPT, "n_predict": 1, "ignore_eos": True, "return_tokens": True}
-    answer = server.post("/completion", request, timeout_s=_ANSWER_TIMEOUT_S)
-    if not answer.get("tokens"):
-        server.check_alive()
-        raise EngineFault("llama-server answered without a token.", kind="answer")
+    with LlamaServer(command, ready_timeout_s=ready_timeout_s, cancelled=cancelled) as server:
+        server.wait_ready()
+        answer = server.post("/completion", request, timeout_s=_ANSWER_TIMEOUT_S)
+        if not answer.get("tokens"):
+            server.check_alive()
+            raise EngineFault("llama-server answered without a token.", kind="answer")
 
 
 @contextlib.contextmanager
@@ -90,15 +98,12 @@ def _folder(cache: Path) -> Iterator[Path]:
         yield Path(path)
 
 
-def _key(engine: Engine) -> dict[str, object]:
+def _key(engine: AnyEngine) -> dict[str, object]:
+    key = {"version": _VERSION, "machine": platform.node(), "path": str(engine.path)}
+    if not isinstance(engine, Engine):
+        return {**key, "identity": engine.identity}
     status = engine.path.stat()
-    return {
-        "version": _VERSION,
-        "machine": platform.node(),
-        "path": str(engine.path),
-        "size": status.st_size,
-        "mtime_ns": status.st_mtime_ns,
-    }
+    return {**key, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 def _worked_before(kept: Path, key: dict[str, object]) -> bool:

@@ -190,8 +190,15 @@ def run_document(reconciliation: Reconciliation) -> Document:
             "learned_overhead_bytes": reconciliation.learned_overhead_bytes,
             "lessons": reconciliation.lessons.document(),
         },
-        "command": shell_command(measurement.command, ghost=measurement.ghost, stands_for=measurement.stands_for),
+        "command": command_of(measurement),
     }
+
+
+def command_of(measurement: Measurement) -> str | None:
+    """The command that ran, quoted for a shell; None where the settings were handed to llama-cpp-python."""
+    if not measurement.command:
+        return None
+    return shell_command(measurement.command, ghost=measurement.ghost, stands_for=measurement.stands_for)
 
 
 def _row_document(row: Row) -> Document:

@@ -9,6 +9,7 @@ from typing import Literal
 from planner.hardware import Hardware
 from planner.launch import CONTEXT_MULTIPLE, CacheType, Launch
 from planner.memory import NOTHING_LEARNED, Learned, MemoryPlan, Verdict, predict
+from planner.memory.program import LLAMA_SERVER, Program
 from planner.model import Model
 from planner.units import pad, short_bytes
 
@@ -119,6 +120,7 @@ def make_grid(
     base: Launch = DIVIDED,
     learned: Learned = NOTHING_LEARNED,
     projector: Model | None = None,
+    program: Program = LLAMA_SERVER,
 ) -> Grid:
     """Every combination; growth is not bounded. `base` says everything else about the launches."""
     cells = (
@@ -138,6 +140,7 @@ def make_grid(
                 hardware,
                 learned=learned,
                 projector=projector,
+                program=program,
             ),
         )
         for cache_type in cache_types

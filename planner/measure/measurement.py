@@ -16,7 +16,7 @@ Phase = Literal["starting", "loading", "ready", "everyone", "steady", "one", "id
 does the same; `idle`: nobody asks anything; `soak`: conversation after conversation; the rest speaks for itself."""
 
 STAGES: dict[Phase, str] = {
-    "starting": "starting llama-server",
+    "starting": "starting llama.cpp",
     "loading": "loading the model",
     "ready": "ready",
     "everyone": "everyone at once",
@@ -180,7 +180,8 @@ class Measurement:
 
     launch: Launch
     command: tuple[str, ...]
-    """Program and arguments that decide the run; port, key and verbosity of the measurement left out."""
+    """Program and arguments that decide the run; port, key and verbosity of the measurement left out. Empty where no
+    llama-server ran: the settings were handed to llama-cpp-python."""
     ghost: bool
     """Whether the model was a ghost: memory and speed are real, its file is gone."""
     stands_for: Path | None = None

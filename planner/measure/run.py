@@ -1,4 +1,4 @@
-"""`measure`: start llama-server with a launch, put people on it, and record what it holds."""
+"""`measure`: start an engine with a launch, put people on it, and record what it holds."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from planner.engine.arguments import server_arguments
 from planner.engine.faults import EngineFault, FaultKind
-from planner.engine.find import Engine
-from planner.engine.server import LlamaServer
+from planner.engine.library import AnyEngine
 from planner.launch import Launch, ResolvedContext, resolve_context
 from planner.measure.accelerators import Accelerators
 from planner.measure.guard import Guard, Limits
 from planner.measure.measurement import SEED, Measurement, OnProgress, Phase, Progress, Sample, Soak, Speed
-from planner.measure.soak import script_for, soak
-from planner.measure.users import Workload, serve, workload_for
+from planner.measure.runner import Runner, check_able, runner_of
+from planner.measure.soak import script_for
+from planner.measure.users import Workload, workload_for
 from planner.measure.watch import Watcher
 from planner.model.model import Model
 
 READY_TIMEOUT_S = 600.0
 _SETTLE_S = 0.3
-"""A moment for the server to return what it frees before its memory is read."""
+"""A moment for the engine to return what it frees before its memory is read."""
 _DEATHS: tuple[FaultKind, ...] = ("instruction", "memory", "killed", "allocation", "crash", "ended")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What people do with the server."""
+    """What people do with the engine."""
 
     fill: float | None = None
     """The part of each person's context to fill; None for one ubatch and a little more."""
@@ -41,7 +40,7 @@ class Load:
 def measure(
     model: Model,
     launch: Launch,
-    engine: Engine,
+    engine: AnyEngine,
     *,
     load: Load | None = None,
     limits: Limits | None = None,
@@ -53,10 +52,11 @@ def measure(
 
     Everyone comes first, so that what is resident then is what the prediction speaks of: every slot used
     once, nothing yet in the prompt cache. Raises EngineError (the engine died, refused, never got ready, or had
-    to be ended for the machine's sake) and Cancelled; in every case the server has ended when this returns.
+    to be ended for the machine's sake) and Cancelled; in every case the engine has ended when this returns. What it
+    cannot be measured with is a UsageError before anything is started.
     """
     load = load or Load()
-    command = (str(engine.path), *server_arguments(launch, model.path.absolute(), engine.flags))
+    check_able(engine, launch, soaked=load.soak_minutes > 0)
     context = resolve_context(launch, model.hyperparameters.n_ctx_train)
     workload = workload_for(context, n_ctx_train=model.hyperparameters.n_ctx_train, fill=load.fill)
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -66,18 +66,18 @@ def measure(
     guard = Guard(limits)
     with (
         Accelerators(limits.devices) as accelerators,
-        LlamaServer(command, ready_timeout_s=ready_timeout_s, cancelled=cancelled) as server,
-        Watcher(server, guard, accelerators) as watcher,
+        runner_of(engine, model, launch, ready_timeout_s=ready_timeout_s, cancelled=cancelled) as runner,
+        Watcher(runner, guard, accelerators) as watcher,
     ):
-        run = _Run(server, watcher, on_progress, workload, load)
+        run = _Run(runner, watcher, on_progress, workload, load)
         run.report("loading")
-        server.wait_ready(lambda: run.report("loading"))
+        runner.wait_ready(lambda: run.report("loading"))
         load_seconds = time.monotonic() - start
         run.report("ready")
         watcher.follow()
         ready = watcher.take()
         everyone = run.serve(context.n_seq_max, "everyone", "steady", load.seed)
-        log_at_steady = server.quiet_log(_SETTLE_S)
+        log_at_steady = runner.quiet_log(_SETTLE_S)
         steady = watcher.take()
         one = run.serve_one(everyone)
         after = run.rest()
@@ -85,7 +85,7 @@ def measure(
         run.report("stopping")
     return Measurement(
         launch=launch,
-        command=command,
+        command=runner.command,
         ghost=model.is_ghost,
         stands_for=model.stands_for,
         engine_version=engine.version,
@@ -99,7 +99,7 @@ def measure(
         samples=watcher.samples,
         everyone=everyone,
         one=one,
-        log_text=server.log_text,
+        log_text=runner.log_text,
         seed=load.seed,
         fill=load.fill,
         soak=soaked,
@@ -108,9 +108,9 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A server at work, and who hears of it."""
+    """An engine at work, and who hears of it."""
 
-    server: LlamaServer
+    runner: Runner
     watcher: Watcher
     on_progress: OnProgress
     workload: Workload
@@ -125,8 +125,7 @@ class _Run:
         """Serve people; the phase is `filling`, their prompts being made included, until all of them are answered."""
         self.report(filling, 0, users)
         with _prompts_named(users, self.workload):
-            return serve(
-                self.server,
+            return self.runner.serve(
                 users,
                 self.workload,
                 seed,
@@ -140,16 +139,15 @@ class _Run:
         return self.serve(1, "one", "one", self.load.seed + everyone.users)
 
     def rest(self) -> Sample:
-        """What the server holds when nobody asks anything."""
+        """What the engine holds when nobody asks anything."""
         self.report("idle")
-        self.server.pause(_SETTLE_S)
+        self.runner.pause(_SETTLE_S)
         return self.watcher.take()
 
     def soak(self, context: ResolvedContext, before: Sample) -> Soak:
         """Conversation after conversation."""
         self.report("soak")
-        return soak(
-            self.server,
+        return self.runner.soak(
             context.n_seq_max,
             script_for(self.workload, context),
             self.load.seed + context.n_seq_max + 1,
@@ -162,7 +160,7 @@ class _Run:
 
 @contextmanager
 def _prompts_named(users: int, workload: Workload) -> Iterator[None]:
-    """Add to a server's death what it died of: a first long prompt uses memory and code that loading did not."""
+    """Add to an engine's death what it died of: a first long prompt uses memory and code that loading did not."""
     try:
         yield
     except EngineFault as fault:

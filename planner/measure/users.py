@@ -56,12 +56,20 @@ def workload_for(context: ResolvedContext, *, n_ctx_train: int | None = None, fi
 
 def prompt_tokens(server: LlamaServer, count: int, seed: int) -> list[int]:
     """Exactly `count` tokens of text generated from `seed`, in the model's own vocabulary."""
-    words = random.Random(seed)
-    text = " ".join(words.choice(_WORDS) for _ in range(count))
-    answer = server.post("/tokenize", {"content": text}, timeout_s=ANSWER_TIMEOUT_S)
-    tokens = tokens_of(answer)
+    answer = server.post("/tokenize", {"content": text_of(count, seed)}, timeout_s=ANSWER_TIMEOUT_S)
+    return cut_to(count, tokens_of(answer), server.name)
+
+
+def text_of(words: int, seed: int) -> str:
+    """So many plain words generated from `seed`: as many tokens in most vocabularies."""
+    source = random.Random(seed)
+    return " ".join(source.choice(_WORDS) for _ in range(words))
+
+
+def cut_to(count: int, tokens: list[int], engine: str) -> list[int]:
+    """Exactly `count` of these tokens, again from the first where they are fewer. `engine` is who made them."""
     if not tokens:
-        raise EngineError("llama-server turned a text of plain words into no tokens.")
+        raise EngineError(f"{engine} turned a text of plain words into no tokens.")
     return (tokens * (count // len(tokens) + 1))[:count]
 
 

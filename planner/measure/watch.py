@@ -6,8 +6,10 @@ import contextlib
 import threading
 import time
 from types import TracebackType
+from typing import Protocol
 
-from planner.engine.server import LlamaServer
+from planner.engine.faults import EngineFault
+from planner.engine.log import EngineLog
 from planner.measure.accelerators import Accelerators
 from planner.measure.guard import Guard
 from planner.measure.measurement import Phase, Sample
@@ -18,10 +20,25 @@ LONG_RUN_SAMPLES = 6000
 """Samples of twenty minutes. A longer run is sampled half as often, and again, so that its record stays small."""
 
 
+class Watched(Protocol):
+    """What is watched."""
+
+    @property
+    def pid(self) -> int:
+        """The process that was started."""
+
+    @property
+    def log(self) -> EngineLog:
+        """What its log has said so far."""
+
+    def end_for(self, fault: EngineFault) -> None:
+        """End it at once."""
+
+
 class Watcher:
     """Collects samples while it is open; `phase` marks what the server is doing."""
 
-    def __init__(self, server: LlamaServer, guard: Guard, accelerators: Accelerators) -> None:
+    def __init__(self, server: Watched, guard: Guard, accelerators: Accelerators) -> None:
         self._server = server
         self._guard = guard
         self._accelerators = accelerators

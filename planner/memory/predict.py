@@ -15,6 +15,7 @@ from planner.memory.kv import kv_caches, kv_refusal, plan_kv, plan_states
 from planner.memory.learned import NOTHING_LEARNED, Learned
 from planner.memory.placement import place, placement_refusal
 from planner.memory.plan import Allocation, MemoryPlan
+from planner.memory.program import LLAMA_SERVER, Program
 from planner.memory.server import plan_drivers, plan_growth, plan_overhead
 from planner.memory.unknown import guess_plan
 from planner.memory.weights import plan_weights
@@ -33,6 +34,7 @@ def predict(
     learned: Learned = NOTHING_LEARNED,
     prompt_tokens: int | None = None,
     projector: Model | None = None,
+    program: Program = LLAMA_SERVER,
 ) -> MemoryPlan:
     """What llama-server will hold for this launch, byte by byte.
 
@@ -40,6 +42,7 @@ def predict(
     `prompt_tokens` says how long a prompt each slot will have read when memory is looked at; None means the
     whole context. It changes what is resident, never what is reserved.
     `projector` is the opened file that the launch names with `mmproj`.
+    `program` is what runs the launch in the place of a llama-server.
 
     Always answers with a plan: a launch that llama.cpp would refuse and a model that is not understood are
     verdicts. Arguments that make no sense raised already, in `Launch`.
@@ -71,9 +74,10 @@ def predict(
     context = resolve_context(launch, shape.n_ctx_train)
     kinds = kinds_of_devices((*placement.layers, *(allocation.device for allocation in weights)))
     caches = kv_caches(layout, launch, context)
-    reserved = at_work = graph_sizes(shape, layout, launch, context, caches, graph=model.graph)
+    graph = model.graph if program.mixes_embeddings else replace(model.graph, mixed=False)
+    reserved = at_work = graph_sizes(shape, layout, launch, context, caches, graph=graph)
     if prompt_tokens is not None:
-        at_work = graph_sizes(shape, layout, launch, context, caches, prompt_tokens, graph=model.graph)
+        at_work = graph_sizes(shape, layout, launch, context, caches, prompt_tokens, graph=graph)
     return MemoryPlan(
         launch=launch,
         hardware=hardware,
@@ -85,7 +89,7 @@ def predict(
                 *weights,
                 *plan_kv(caches, launch, placement),
                 *plan_states(layout, context, placement),
-                *plan_draft(shape, layout, model.graph, launch, context, placement),
+                *plan_draft(shape, layout, graph, launch, context, placement),
                 *map(
                     learned.corrected,
                     plan_compute(
@@ -100,7 +104,7 @@ def predict(
                 plan_output(shape, launch, context),
                 *for_images,
                 *plan_drivers(placement, learned),
-                *plan_overhead(shape, context, learned.overhead.get(kinds)),
+                *plan_overhead(shape, context, learned.overhead.get(kinds), program),
                 *plan_growth(layout, launch, context, caches, prompt_tokens),
             ],
         ),

@@ -14,6 +14,7 @@ from planner.memory.kv import F32, KvCache
 from planner.memory.learned import Learned, LearnedSize
 from planner.memory.placement import Placement
 from planner.memory.plan import Allocation
+from planner.memory.program import LLAMA_SERVER, Program
 from planner.model.hyperparameters import Hyperparameters
 from planner.model.layout import MemoryLayout
 from planner.units import MIB, format_bytes, format_mib
@@ -22,12 +23,6 @@ CHECKPOINT_MARGIN_TOKENS = 4
 """A checkpoint is taken this many tokens before the end of a prompt, and another one ubatch earlier."""
 SAMPLER_BYTES_PER_TOKEN = 12
 """llama_token_data: what each slot's sampler holds for every token of the vocabulary."""
-
-OVERHEAD_BASE_BYTES = 29 * MIB
-OVERHEAD_BYTES_PER_TOKEN = 149
-"""Process, libraries and vocabulary, fitted to what two servers held without any buffer: 66 MiB with a
-vocabulary of 262,144 tokens, 36 MiB with 49,152. The first measurement replaces it."""
-
 
 DRIVER_BYTES: Mapping[DeviceKind, tuple[int, int, int]] = {
     "cuda": (200 * MIB, 400 * MIB, 800 * MIB),
@@ -80,13 +75,16 @@ def _in_run(learned: LearnedSize) -> str:
 
 
 def plan_overhead(
-    shape: Hyperparameters, context: ResolvedContext, learned: LearnedSize | None = None
+    shape: Hyperparameters,
+    context: ResolvedContext,
+    learned: LearnedSize | None = None,
+    program: Program = LLAMA_SERVER,
 ) -> list[Allocation]:
-    """The process itself, learned or estimated, and its samplers."""
-    estimate = OVERHEAD_BASE_BYTES + OVERHEAD_BYTES_PER_TOKEN * shape.n_vocab
+    """The process itself, learned or estimated, and its samplers where it has any."""
+    estimate = program.overhead_base_bytes + program.overhead_bytes_per_token * shape.n_vocab
     size = estimate if learned is None else learned.size_bytes
-    samplers = context.n_seq_max * shape.n_vocab * SAMPLER_BYTES_PER_TOKEN
-    return [
+    samplers = context.n_seq_max * shape.n_vocab * SAMPLER_BYTES_PER_TOKEN * program.has_samplers
+    allocations = [
         Allocation(
             device=CPU_DEVICE,
             component="overhead",
@@ -114,6 +112,7 @@ def plan_overhead(
             reason=f"{context.n_seq_max} slots x {shape.n_vocab:,} tokens x {SAMPLER_BYTES_PER_TOKEN} bytes",
         ),
     ]
+    return allocations if samplers else allocations[:1]
 
 
 def checkpoint_bytes(caches: tuple[KvCache, ...], layout: MemoryLayout, context: ResolvedContext, tokens: int) -> int:

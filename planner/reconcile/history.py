@@ -10,6 +10,7 @@ from planner.hardware import DeviceKind, Hardware
 from planner.launch import Launch
 from planner.memory import NOTHING_LEARNED, Learned, LearnedSize, MemoryPlan
 from planner.memory.learned import Correction
+from planner.memory.program import LIBRARY_NAME
 from planner.model import Model
 from planner.model.fingerprint import fingerprint
 from planner.reconcile.lessons import ComputeLesson, DriverLesson, Lessons, correction_told, driver_told
@@ -82,11 +83,13 @@ class History:
     """Entries of a later version of this program, by id, with the version of their form."""
 
     def learned(self, model: Model, hardware: Hardware, engine: str | None = None) -> Learned:
-        """What they teach about this model, machine and build. `engine` None takes the latest run with any."""
+        """What they teach about this model, machine and build. `engine` None takes the latest run with any
+        llama-server: what Python holds beside the library says nothing of one.
+        """
         if not self.runs:
             return NOTHING_LEARNED
         key = fingerprint(model)
-        runs = [run for run in self.runs if not run.forgotten and engine in (None, run.engine)]
+        runs = [run for run in self.runs if not run.forgotten and _is_of(run, engine)]
         machine = machine_key(hardware)
         drivers = _drivers(_of_one_build(run for run in runs if run.machine == machine))
         return Learned(
@@ -118,6 +121,10 @@ class History:
             if _speed_key({**unset, **run.launch}, run.context) == asked
         )
         return next(alike, None)
+
+
+def _is_of(run: Run, engine: str | None) -> bool:
+    return not run.engine.startswith(LIBRARY_NAME) if engine is None else run.engine == engine
 
 
 def _drivers(runs: Iterable[Run]) -> dict[tuple[str, str], LearnedSize]:

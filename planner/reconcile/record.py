@@ -95,8 +95,8 @@ class Record:
         return self._entries().history()
 
     def learned(self, model: Model, hardware: Hardware, engine: str | None = None) -> Learned:
-        """What the runs teach about this model, machine and build (None: the latest run with any build). Nothing where
-        the record cannot be read: a prediction needs none.
+        """What the runs teach about this model, machine and build (None: the latest run with any llama-server).
+        Nothing where the record cannot be read: a prediction needs none.
         """
         try:
             return self.history().learned(model, hardware, engine)

@@ -17,7 +17,8 @@ from textual.binding import Binding
 
 from planner.campaign import run_campaign
 from planner.engine.dry_run import Library, who_answers
-from planner.engine.find import Engine, find_engine
+from planner.engine.find import Engine
+from planner.engine.library import AnyEngine, find_any_engine
 from planner.hardware import Hardware
 from planner.reconcile.record import Record, default_folder
 from planner.tui.choices import Choice, find_choices
@@ -30,11 +31,11 @@ def make_app(
     engine: Path | None = None,
     *,
     detect: Callable[[], Hardware] = Hardware.detect,
-    find: Callable[[], Engine] | None = None,
+    find: Callable[[], AnyEngine] | None = None,
     choices: Callable[[], Iterable[Choice]] = find_choices,
     record: Record | None = None,
     run: RunCampaign = run_campaign,
-    answerer: Callable[[Engine | None], AbstractContextManager[Engine | Library]] = who_answers,
+    answerer: Callable[[AnyEngine | None], AbstractContextManager[Engine | Library]] = who_answers,
     clock: Callable[[], float] = time.monotonic,
 ) -> PlannerApp:
     """The app, ready to run. `engine` names the llama-server to use; the rest stands in for the world.
@@ -45,7 +46,7 @@ def make_app(
     return PlannerApp(
         Sources(
             detect=detect,
-            find_engine=find or (lambda: find_engine(engine)),
+            find_engine=find or (lambda: find_any_engine(engine)),
             find_choices=choices,
             record=record or Record(default_folder()),
             run=run,
@@ -87,7 +88,7 @@ class PlannerApp(App[object]):
             if not self.is_headless:
                 _leave_the_terminal()
         if self._main.is_measuring and not self.is_headless:
-            print("Stopping llama-server …", file=sys.stderr)
+            print("Stopping llama.cpp …", file=sys.stderr)
         return result
 
     def on_mount(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from textual.message import Message
 
-from planner.engine.find import Engine
+from planner.engine.library import AnyEngine
 from planner.fit import Grid
 from planner.hardware import Hardware
 from planner.measure import Progress
@@ -27,7 +27,7 @@ class MachineSeen(Message):
 class EngineSought(Message):
     """The engine, or None and the sentence that says why there is none."""
 
-    engine: Engine | None
+    engine: AnyEngine | None
     problem: str = ""
 
 

@@ -16,7 +16,7 @@ from textual.widgets import Footer, Static
 from textual.worker import Worker, WorkerState
 
 from planner.campaign import DEFAULT_CONTEXT, DEFAULT_USERS
-from planner.engine.find import Engine
+from planner.engine.library import AnyEngine
 from planner.fit import EMPTY_GRID, Grid
 from planner.hardware import Hardware
 from planner.launch import CacheType
@@ -55,7 +55,7 @@ class MainScreen(ThreadedScreen, inherit_bindings=False):
     def __init__(self, sources: Sources) -> None:
         super().__init__(sources)
         self._hardware: Hardware | None = None
-        self._engine: Engine | None = None
+        self._engine: AnyEngine | None = None
         self._engine_problem = ""
         self._choices: list[Choice] = []
         self._chosen = 0
@@ -232,7 +232,7 @@ class MainScreen(ThreadedScreen, inherit_bindings=False):
         if (ready := self._ready()) is not None:
             self._write_command(*ready)
 
-    def _ready(self) -> tuple[Selected, Engine] | None:
+    def _ready(self) -> tuple[Selected, AnyEngine] | None:
         """What measuring and copying need; where the engine is missing, the person is told."""
         if self._selected is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.engine.find import Engine
+from planner.engine.library import AnyEngine
 from planner.errors import DoesNotFitError, PlannerError, words_of
 from planner.fit import Cell, Grid, Source
 from planner.hardware import Hardware
@@ -51,14 +51,15 @@ SOURCES = {
     "environment": "named by PLANNER_ENGINE",
     "path": "found on the PATH",
     "embedded": "embedded",
+    "library": "no llama-server",
 }
 
 
-def engine_line(engine: Engine | None) -> str:
+def engine_line(engine: AnyEngine | None) -> str:
     """The engine, or what still works without one."""
     if engine is None:
         return "none: predicting works; m and c need llama.cpp (or --engine PATH)"
-    return f"llama-server {engine.version} · {SOURCES[engine.source]}"
+    return f"{engine.title} · {SOURCES[engine.source]}"
 
 
 # The list of models -----------------------------------------------------------------------------------------

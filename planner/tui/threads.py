@@ -9,7 +9,7 @@ from textual import work
 from textual.screen import Screen
 from textual.worker import get_current_worker
 
-from planner.engine.find import Engine
+from planner.engine.library import AnyEngine
 from planner.engine.server import Cancelled
 from planner.errors import ModelError, PlannerError
 from planner.fit import Grid, Position
@@ -70,7 +70,7 @@ class ThreadedScreen(Screen[None]):
         self.post_message(messages.ChoicesFound(tuple(batch)))
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="grid")
-    def _plan(self, choice: Choice, hardware: Hardware, engine: Engine | None) -> None:
+    def _plan(self, choice: Choice, hardware: Hardware, engine: AnyEngine | None) -> None:
         worker = get_current_worker()
         try:
             if choice.model is None:
@@ -86,7 +86,7 @@ class ThreadedScreen(Screen[None]):
             self.post_message(messages.GridPlanned(choice, grid))
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="refine")
-    def _refine(self, choice: Choice, grid: Grid, engine: Engine | None) -> None:
+    def _refine(self, choice: Choice, grid: Grid, engine: AnyEngine | None) -> None:
         worker = get_current_worker()
         try:
             for refined in refine_grid(
@@ -104,7 +104,7 @@ class ThreadedScreen(Screen[None]):
             return  # the formula's figures stand, marked as such; `d` says why nobody can be asked
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="ask")
-    def _ask(self, selected: Selected, hardware: Hardware, engine: Engine | None) -> None:
+    def _ask(self, selected: Selected, hardware: Hardware, engine: AnyEngine | None) -> None:
         worker = get_current_worker()
         try:
             made = ask_cell(selected, hardware, engine, self._sources, cancelled=lambda: worker.is_cancelled)
@@ -116,7 +116,7 @@ class ThreadedScreen(Screen[None]):
             self.post_message(messages.DryRunMade(selected, made))
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="command")
-    def _write_command(self, selected: Selected, engine: Engine) -> None:
+    def _write_command(self, selected: Selected, engine: AnyEngine) -> None:
         try:
             command = write_command(selected, engine)
         except (PlannerError, OSError) as error:
@@ -126,7 +126,7 @@ class ThreadedScreen(Screen[None]):
 
     # The server dies with the thread that started it (Linux), so one thread runs the whole measurement.
     @work(thread=True, exclusive=True, exit_on_error=False, group="measure")
-    def _measure(self, running: Running, engine: Engine) -> None:
+    def _measure(self, running: Running, engine: AnyEngine) -> None:
         worker = get_current_worker()
         ended = messages.MeasurementEnded(running.selected)
 

@@ -11,6 +11,7 @@ from planner.campaign import Campaign, seen_by
 from planner.engine.arguments import server_arguments
 from planner.engine.dry_run import Library, dry_run
 from planner.engine.find import Engine
+from planner.engine.library import AnyEngine
 from planner.errors import DoesNotFitError, UsageError
 from planner.export import shell_command
 from planner.fit import Cell, Grid, Position
@@ -19,6 +20,7 @@ from planner.hardware import Hardware
 from planner.launch import CacheType, Launch
 from planner.measure import Progress
 from planner.memory import predict
+from planner.memory.program import LLAMA_SERVER
 from planner.model import Model
 from planner.reconcile.dry_comparison import DryComparison, compare
 from planner.reconcile.reconciliation import Reconciliation
@@ -33,7 +35,7 @@ class RunCampaign(Protocol):
         self,
         model: Model,
         launches: Sequence[Launch],
-        engine: Engine,
+        engine: AnyEngine,
         record: Record | None,
         *,
         on_progress: Callable[[int, Progress], None],
@@ -48,12 +50,12 @@ class Sources:
     """Where the app gets everything from that it does not compute; tests give stand-ins."""
 
     detect: Callable[[], Hardware]
-    find_engine: Callable[[], Engine]
-    """Raises EngineError where there is none."""
+    find_engine: Callable[[], AnyEngine]
+    """Raises EngineError where there is neither a llama-server nor the library."""
     find_choices: Callable[[], Iterable[Choice]]
     record: Record
     run: RunCampaign
-    answerer: Callable[[Engine | None], AbstractContextManager[Engine | Library]]
+    answerer: Callable[[AnyEngine | None], AbstractContextManager[Engine | Library]]
     """Who is asked for dry runs, given the llama-server that was found. Raises EngineError where there is nobody."""
     clock: Callable[[], float]
     """Seconds of a clock that only goes forward."""
@@ -79,7 +81,7 @@ class Selected:
 def refine_grid(
     choice: Choice,
     grid: Grid,
-    engine: Engine | None,
+    engine: AnyEngine | None,
     sources: Sources,
     *,
     near: Callable[[], Position],
@@ -93,23 +95,23 @@ def refine_grid(
 def ask_cell(
     selected: Selected,
     hardware: Hardware,
-    engine: Engine | None,
+    engine: AnyEngine | None,
     sources: Sources,
     *,
     cancelled: Callable[[], bool],
 ) -> DryComparison:
     """The prediction of the cell's launch beside llama.cpp's own accounting of it."""
-    launch = selected.cell.plan.launch
+    launch, program = selected.cell.plan.launch, engine.program if engine else LLAMA_SERVER
     hardware = seen_by(engine, hardware) if engine else hardware
     with sources.answerer(engine) as answerer, to_ask(selected.choice) as model:
         answer = dry_run(model, launch, answerer, cancelled=cancelled)
         learned = sources.record.learned(model, hardware, engine.build if engine else None)
-        return compare(model, predict(model, launch, hardware, learned=learned), answer)
+        return compare(model, predict(model, launch, hardware, learned=learned, program=program), answer)
 
 
 def measure_cell(
     selected: Selected,
-    engine: Engine,
+    engine: AnyEngine,
     sources: Sources,
     *,
     ghost: bool,
@@ -135,7 +137,7 @@ def measure_cell(
     return campaign.runs[0]
 
 
-def write_command(selected: Selected, engine: Engine) -> str:
+def write_command(selected: Selected, engine: AnyEngine) -> str:
     """The command that starts what `measure_cell` would measure, quoted for a shell."""
     choice, cell = selected.choice, selected.cell
     if choice.model is None or choice.problem:
@@ -144,6 +146,11 @@ def write_command(selected: Selected, engine: Engine) -> str:
         raise UsageError(
             f"{choice.name} is a ghost: its file is not kept, so there is nothing to serve.",
             "Download the model, then its command can be copied here.",
+        )
+    if not isinstance(engine, Engine):
+        raise UsageError(
+            "There is no llama-server here, so no command of one can be checked or copied.",
+            "Name one with --engine PATH.",
         )
     if cell.plan.refusal:
         raise UsageError(cell.plan.refusal)

@@ -25,10 +25,14 @@ def planner() -> Planner:
     """Runs planner to its end."""
 
     def run(
-        *arguments: object, embedded: bool = True, env: dict[str, str] | None = None, timeout: float = 240
+        *arguments: object,
+        embedded: bool = True,
+        library: bool = True,
+        env: dict[str, str] | None = None,
+        timeout: float = 240,
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            planner_command(*arguments, embedded=embedded),
+            planner_command(*arguments, embedded=embedded, library=library),
             env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -113,7 +113,7 @@ def is_closed(port: int) -> bool:
 @pytest.mark.parametrize(
     ("stage", "number"),
     [
-        ("starting llama-server", signal.SIGINT),
+        ("starting llama.cpp", signal.SIGINT),
         ("loading the model", signal.SIGINT),
         ("everyone at once 0/2", signal.SIGTERM),
         ("one person alone", signal.SIGHUP),
@@ -160,7 +160,7 @@ def test_nothing_is_left_when_planner_itself_is_killed(smollm_path: Path, own_ho
 @pytest.mark.parametrize(
     ("stage", "number"),
     [
-        ("starting llama-server", signal.SIGHUP),
+        ("starting llama.cpp", signal.SIGHUP),
         ("loading the model", signal.SIGINT),
         ("loading the model", signal.SIGTERM),
         ("everyone at once 0/2", signal.SIGHUP),

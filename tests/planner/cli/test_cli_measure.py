@@ -200,7 +200,7 @@ def engine(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_no_engine_at_all(fails: Fails, smollm_path: Path) -> None:
-    sentence = fails(1, "--measure", smollm_path, embedded=False)
+    sentence = fails(1, "--measure", smollm_path, embedded=False, library=False)
     assert sentence.startswith("No llama-server is found")
     assert "`planner plan` works without" in sentence
 
@@ -249,7 +249,7 @@ def test_an_engine_that_is_never_ready(planner: Planner, engine: Callable[..., P
 
 
 def test_nothing_is_started_that_does_not_fit(planner: Planner, engine: Callable[..., Path], smollm_path: Path) -> None:
-    arguments = ("--measure", smollm_path, "--context", 500_000_000, "--users", 8)
+    arguments = ("--measure", smollm_path, "--context", 200_000_000, "--users", 8)
     path = engine(serve="touch started; echo 'error: no memory'; exit 1")
     result = planner(*arguments, "--engine", path)
     assert result.returncode == 3

@@ -317,7 +317,7 @@ def test_the_report_as_json(planner: Planner) -> None:
 
 
 def test_the_report_does_without_an_engine_and_says_so(planner: Planner) -> None:
-    result = planner(embedded=False)
+    result = planner(embedded=False, library=False)
     assert (result.returncode, result.stderr) == (0, "")
     assert "Engine    none. No llama-server is found" in result.stdout
 
