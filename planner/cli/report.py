@@ -26,7 +26,7 @@ def print_report(engine: Path | None, *, as_json: bool) -> None:
     try:
         found = find_engine(engine)
         hardware = seen_by(found, hardware)
-        engine_text = f"llama-server {found.version} ({found.source}: {found.path})"
+        engine_text = f"{found.title} ({found.source}: {found.path})"
     except PlannerError as error:
         engine_text = f"none. {error}"
     models, unreadable = _models()
