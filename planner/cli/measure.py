@@ -14,8 +14,8 @@ from planner.campaign import (
     Cell,
     begin_sweep,
     cells_for,
-    machine_of,
     run_cells,
+    seen_by,
 )
 from planner.cli.amount import Amount
 from planner.cli.chosen import chosen_model, default_context
@@ -143,7 +143,7 @@ def run_measure(
 ) -> None:
     """Run the main job and print its report; errors are raised, for the entry point to put into words."""
     found = [find_engine(engine) for engine in engines] or [find_engine()]
-    hardware = machine_of(found[0])
+    hardware = seen_by(found[0], Hardware.detect())
     load = load or Load()
     record = Record(default_folder())
     with chosen_model(model, hardware, ghost=ghost) as (opened, why):
@@ -210,7 +210,7 @@ def _opening(model: Model, why: str, hardware: Hardware, engines: Sequence[Engin
     size = f"{format_count(model.parameters)} parameters, {format_bytes(model.tensor_bytes)}"
     lines = [
         render_hardware(hardware),
-        *(labelled("Engine", f"llama-server {e.version} ({e.source}: {e.path})") for e in engines),
+        *(labelled("Engine", f"{e.title} ({e.source}: {e.path})") for e in engines),
         labelled("Model", f"{model.name}: {model.architecture}, {size} ({model.path})"),
         labelled("", f"Chosen because {why}."),
     ]
