@@ -153,7 +153,7 @@ def _own_words(path: Path) -> tuple[str, frozenset[str]]:
     """Version and flags of a program."""
     known = look_up(path)
     match known.facts:
-        case {"program": [str(version), [*kept]]} if not is_script(path):
+        case {"program": [str(version), [*kept]]} if "--list-devices" in kept and not is_script(path):
             return version, frozenset(map(str, kept))
     found = _VERSION.search(_ask(path, "--version"))
     version = found["version"].strip() if found else "unknown version"
