@@ -45,7 +45,7 @@ def runs(
     """SmolLM2 on both engines, in one call."""
     if "runs" not in kept:
         both = ("--engine", engine.path, "--engine", second_engine.path)
-        small = ("--context", 256, "--users", 1, "--cache-type", "q8_0")
+        small = ("--context", 256, "--users", 1, "--cache-type", "q8_0", "--fill", "25%")
         result = planner("measure", smollm_path, *small, *both, "--json", env={"PLANNER_DATA_DIR": str(kept["folder"])})
         assert (result.returncode, result.stderr) == (0, "")
         kept["runs"] = json.loads(result.stdout)["runs"]
