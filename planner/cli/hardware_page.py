@@ -26,6 +26,8 @@ class Seen:
     engine_name: str | None
     engine_devices: Sequence[SeenDevice] | None
     """None where no engine was asked or answered."""
+    engine_backends: Sequence[str] = ()
+    """Those that show here."""
     engine_problem: str = ""
     """Why not."""
 
@@ -219,7 +221,8 @@ def _engine(seen: Seen) -> Iterator[str]:
         return
     count = len(seen.engine_devices)
     devices = "the processor alone" if not count else f"{count} device{'s' if count > 1 else ''} and the processor"
-    text = f"{seen.engine_name}: {devices}."
+    backends = f" with {', '.join(seen.engine_backends)}" if seen.engine_backends else ""
+    text = f"{seen.engine_name}{backends}: {devices}."
     yield _wrapped(text, f"{'Engine':<{_LABEL + 2}}", " " * (_LABEL + 2))
 
 

@@ -14,8 +14,8 @@ from planner.campaign import (
     Cell,
     begin_sweep,
     cells_for,
-    machine_of,
     run_cells,
+    seen_by,
 )
 from planner.cli.amount import Amount
 from planner.cli.chosen import chosen_model, default_context
@@ -150,7 +150,7 @@ def run_measure(
     load = load or Load()
     for engine in found:
         check_able(engine, Launch(), soaked=load.soak_minutes > 0)
-    hardware = machine_of(found[0])
+    hardware = seen_by(found[0], Hardware.detect())
     record = Record(default_folder())
     with chosen_model(model, hardware, ghost=ghost) as (opened, why):
         cells = cells_for(

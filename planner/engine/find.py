@@ -1,4 +1,4 @@
-"""Finding a llama-server and learning what it is: version, commit, flags, devices."""
+"""Finding a llama-server and learning what it is: version, commit, flags, back ends, devices."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Literal
 
 from planner.engine.child import before_exec, interrupts_held_back, signal_group
 from planner.engine.environment import without_settings
 from planner.engine.faults import diagnose
+from planner.engine.known import is_script, look_up
 from planner.errors import EngineError
 from planner.launch import Launch
 from planner.memory.program import LLAMA_SERVER, Program
@@ -38,6 +40,9 @@ _EXPLANATION = re.compile(r"(?<![,\s])\s{2,}")
 _VARIABLE = re.compile(r"\(env: (?P<name>\w+)\)")
 _VERSION = re.compile(r"version:\s*(?P<version>.+)")
 _COMMIT = re.compile(r"\b(?:commit )?([0-9a-f]{7,40})\b\)?\s*$")
+_LOUDER = {"LLAMA_ARG_LOG_VERBOSITY": "4"}
+"""Lets a build name the back ends that it loads. Not an argument, which an older one might refuse."""
+_BACKEND = re.compile(r"load_backend: loaded (?P<name>\S+) backend")
 _DEVICE = re.compile(r"^\s{2}(?P<name>\S+): (?P<description>.+) \((?P<total>\d+) MiB, (?P<free>\d+) MiB free\)$")
 
 
@@ -62,6 +67,11 @@ class Engine:
     flags: frozenset[str]
     """Every flag that its `--help` lists, short and long."""
     devices: tuple[EngineDevice, ...] = ()
+    """As it listed them when it was asked last (`looked_at_again`)."""
+    backends: tuple[str, ...] = ()
+    """Its back ends by llama.cpp's names, as far as they show here: those that it loads, those of its devices, and
+    the processor's. One that is linked in and finds no device does not show, not even by a flag: recent builds list
+    `--rpc` with and without."""
 
     @property
     def build(self) -> str:
@@ -70,9 +80,14 @@ class Engine:
         return match[1] if match else self.version
 
     @property
-    def title(self) -> str:
-        """What it is, for a person."""
+    def name(self) -> str:
+        """What it is."""
         return f"llama-server {self.version}"
+
+    @property
+    def title(self) -> str:
+        """The same with its back ends."""
+        return f"{self.name} with {', '.join(self.backends)}" if self.backends else self.name
 
     @property
     def instead_of(self) -> str:
@@ -144,22 +159,44 @@ def embedded_path() -> Path | None:
 
 
 def identify(path: Path, source: Source) -> Engine:
-    """Run the program's `--version`, `--help` and `--list-devices`. Raises EngineError, quoting it."""
+    """Run the program's `--version`, `--help` and `--list-devices`. Raises EngineError, quoting it.
+
+    What it said of itself before is not asked again (`known.py`); its devices are, which shows that it still starts.
+    """
     if not path.is_file():
         raise EngineError(f"There is no llama-server at {path}.", "Check the path.")
     path = path.absolute()  # a bare name would be looked up on the PATH
-    version = _VERSION.search(_ask(path, "--version"))
+    version, flags = _own_words(path)
+    return looked_at_again(Engine(path=path, source=source, version=version, flags=flags))
+
+
+def _own_words(path: Path) -> tuple[str, frozenset[str]]:
+    """Version and flags of a program."""
+    known = look_up(path)
+    match known.facts:
+        case {"program": [str(version), [*kept]]} if "--list-devices" in kept and not is_script(path):
+            return version, frozenset(map(str, kept))
+    found = _VERSION.search(_ask(path, "--version"))
+    version = found["version"].strip() if found else "unknown version"
     flags = parse_flags(_ask(path, "--help"))
     if "--ctx-size" not in flags or "--cache-type-k" not in flags:
         raise EngineError(f"{path} is not a llama-server: its --help names no --ctx-size.", "Name another.")
-    devices = parse_devices(_ask(path, "--list-devices")) if "--list-devices" in flags else ()
-    return Engine(
-        path=path,
-        source=source,
-        version=version["version"].strip() if version else "unknown version",
-        flags=flags,
-        devices=devices,
-    )
+    if "--list-devices" in flags and not is_script(path):
+        known.add(program=[version, sorted(flags)])
+    return version, flags
+
+
+def looked_at_again(engine: Engine) -> Engine:
+    """The engine with the devices that it lists now, and what each has free. Raises EngineError, quoting it."""
+    said = _ask(engine.path, "--list-devices", _LOUDER) if "--list-devices" in engine.flags else ""
+    devices = parse_devices(said)
+    return replace(engine, devices=devices, backends=_backends(said, devices))
+
+
+def _backends(said: str, devices: tuple[EngineDevice, ...]) -> tuple[str, ...]:
+    of_devices = (device.name.rstrip("0123456789") for device in devices)
+    found = dict.fromkeys((*_BACKEND.findall(said), *of_devices))
+    return (*(name for name in found if name != "CPU"), "CPU")
 
 
 def parse_flags(help_text: str) -> frozenset[str]:
@@ -204,13 +241,13 @@ def parse_devices(text: str) -> tuple[EngineDevice, ...]:
     )
 
 
-def _ask(path: Path, flag: str) -> str:
+def _ask(path: Path, flag: str, settings: Mapping[str, str] = MappingProxyType({})) -> str:
     process: subprocess.Popen[str] | None = None
     try:
         with interrupts_held_back() as mask:
             process = subprocess.Popen(
                 [str(path), flag],
-                env=without_settings(os.environ),
+                env={**without_settings(os.environ), **settings},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from planner.engine.dry_run_library import Library, library_folder, library_is_here
-from planner.engine.find import ENGINE_VARIABLE, Engine, EngineDevice, find_engine
+from planner.engine.find import ENGINE_VARIABLE, Engine, EngineDevice, find_engine, looked_at_again
 from planner.errors import EngineError
 from planner.launch import Launch
 from planner.memory.program import LIBRARY_NAME, Program, library_program
@@ -26,7 +26,7 @@ class InstalledLibrary:
     """What tells it from another of the same version."""
     commit: str
     """Of the ggml in it, as it says itself."""
-    back_ends: tuple[str, ...]
+    backends: tuple[str, ...]
     """Those that have a device here."""
     devices: tuple[EngineDevice, ...] = ()
     instead_of: str = ""
@@ -35,13 +35,18 @@ class InstalledLibrary:
 
     @property
     def version(self) -> str:
-        """Build, commit and back ends."""
-        return f"{self.build} (commit {self.commit}, {', '.join(self.back_ends)})"
+        """Build and commit."""
+        return f"{self.build} (commit {self.commit})"
+
+    @property
+    def name(self) -> str:
+        """What it is."""
+        return self.version
 
     @property
     def title(self) -> str:
-        """What it is, for a person."""
-        return self.version
+        """The same with its back ends."""
+        return f"{self.name} with {', '.join(self.backends)}"
 
     @property
     def program(self) -> Program:
@@ -66,7 +71,7 @@ def identify_library() -> InstalledLibrary:
             build=library.build,
             identity=library.identity,
             commit=str(described["commit"]),
-            back_ends=tuple(described["back_ends"]),
+            backends=tuple(described["backends"]),
             devices=tuple(EngineDevice(**device) for device in described["devices"]),
         )
 
@@ -86,6 +91,13 @@ def find_any_engine(option: Path | None = None, *, stands_in: bool = True) -> An
         if named or not stands_in or not library_is_here():
             raise
         return _library_instead(error)
+
+
+def look_again(engine: AnyEngine) -> AnyEngine:
+    """The engine with its devices as they are now. Raises EngineError where it no longer runs."""
+    if isinstance(engine, Engine):
+        return looked_at_again(engine)
+    return replace(identify_library(), instead_of=engine.instead_of)
 
 
 def _library_instead(of: EngineError) -> InstalledLibrary:

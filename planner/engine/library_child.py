@@ -178,7 +178,7 @@ class Answerer(Llama):
                 )
         return {
             "commit": commit().decode(),
-            "back_ends": list(dict.fromkeys(back_end_name(back_end(device)).decode() for device in self._devices())),
+            "backends": list(dict.fromkeys(back_end_name(back_end(device)).decode() for device in self._devices())),
             "devices": devices,
         }
 

@@ -20,6 +20,7 @@ from planner.engine.child import before_exec, group_keeper, interrupts_held_back
 from planner.engine.environment import without_settings
 from planner.engine.faults import EngineFault, diagnose, own_words
 from planner.engine.log import EngineLog, plain_line, read_line
+from planner.engine.log_text import LogText
 from planner.engine.oom import OomKills, count_kills, kills_since
 from planner.errors import EngineError
 from planner.keeper import Keeper
@@ -28,6 +29,9 @@ HOST = "127.0.0.1"
 POLL_S = 0.05
 QUIET_S = 1.0
 """A log that says nothing new for so long, on a busy machine too, has been read to its end."""
+NOISE_S = 30.0
+"""One that never falls silent is not waited for any longer."""
+_LONGEST_LINE = 1 << 20
 STOP_GRACE_S = 2.0
 """How long a server may take to end after an interrupt, before it is killed. An idle one takes 0.05 seconds;
 one that reads a long prompt does not listen until it has read it, and has nothing to lose."""
@@ -73,7 +77,7 @@ class EngineProcess:
         self._ready_timeout_s = ready_timeout_s
         self._cancelled = cancelled
         self._stop_grace_s = stop_grace_s
-        self._lines: list[str] = []
+        self._text = LogText()
         self._log = EngineLog()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
@@ -141,9 +145,9 @@ class EngineProcess:
 
     @property
     def log_text(self) -> str:
-        """The whole log so far."""
+        """The log so far; of a very long one its head and its tail."""
         with self._lock:
-            return "".join(self._lines)
+            return str(self._text)
 
     @property
     def _running(self) -> subprocess.Popen[str]:
@@ -155,9 +159,9 @@ class EngineProcess:
         stream = self._running.stderr or self._running.stdout
         if stream is None:
             return
-        for line in map(plain_line, stream):
+        while line := plain_line(stream.readline(_LONGEST_LINE)):
             with self._lock:
-                self._lines.append(line)
+                self._text.add(line)
                 self._log = read_line(self._log, line)
 
     def wait_ready(self, on_wait: Callable[[], None] = lambda: None) -> None:
@@ -187,11 +191,12 @@ class EngineProcess:
     def _await_log(self, quiet_s: float, complete: Callable[[], bool]) -> None:
         # llama.cpp writes its log in a thread of its own and we read it in another: both come later than the
         # answer to a request.
-        known = len(self._lines)
+        known = self._text.count
         quiet_since = time.monotonic()
-        while not complete() and time.monotonic() < quiet_since + quiet_s:
+        latest = quiet_since + quiet_s + NOISE_S
+        while not complete() and time.monotonic() < min(quiet_since + quiet_s, latest):
             self.pause(POLL_S)
-            if (count := len(self._lines)) != known:
+            if (count := self._text.count) != known:
                 known, quiet_since = count, time.monotonic()
 
     def pause(self, seconds: float) -> None:

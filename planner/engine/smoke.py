@@ -1,16 +1,13 @@
 """Whether an engine works on this machine at all: it loads a tiny model and decodes one token, once.
 
 A build may start, list its devices, load a model and still die at the first token, of an instruction that this
-processor does not have. That it worked is kept in the person's cache, under its path, size and time (of the library:
-of all its files).
+processor does not have. That it worked is kept (`known.py`) as long as its files are the same.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import platform
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +15,7 @@ from pathlib import Path
 from planner.engine.arguments import server_arguments
 from planner.engine.faults import EngineFault
 from planner.engine.find import Engine
+from planner.engine.known import default_path, look_up
 from planner.engine.library import AnyEngine
 from planner.engine.library_run import LibraryRun
 from planner.engine.server import LlamaServer
@@ -29,16 +27,8 @@ SMOKE_TIMEOUT_S = 120.0
 _ANSWER_TIMEOUT_S = 120.0
 _PROMPT = [5, 6, 7]
 _LAUNCH = Launch(ctx_size=256, parallel=1, cache_ram=0, ctx_checkpoints=0, ubatch_size=32, batch_size=32)
-_VERSION = 1
 _MODEL_NAME = "smoke-test-model"
 """Not called a GGUF file, which it is, so that nobody takes it for a model to use."""
-
-
-def default_path() -> Path:
-    """The file in the person's cache that names the engines that worked."""
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("planner", appauthor=False)) / "engines.jsonl"
 
 
 def smoke_test(
@@ -50,11 +40,11 @@ def smoke_test(
 ) -> None:
     """Raise EngineError where the engine cannot decode a token here. One that could before starts nothing.
 
-    `kept` is where that is remembered; a file that cannot be read or written only costs time.
+    `kept` is where that is remembered, a file in the person's cache by default.
     """
     kept = kept or default_path()
-    key = _key(engine)
-    if _worked_before(kept, key):
+    known = look_up(engine.path, kept)
+    if known.facts.get("works") is True:
         return
     with _folder(kept.parent) as folder:
         own = write_smoke_model(folder / f"{_MODEL_NAME}.{os.getpid()}")
@@ -69,10 +59,7 @@ def smoke_test(
         except EngineFault as fault:
             message = f"{fault.message} That was with a tiny model: {engine.path} does not work on this machine."
             raise EngineFault(message, fault.hint, kind=fault.kind) from None
-    with contextlib.suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with kept.open("a", encoding="utf-8") as file:
-            file.write(f"\n{json.dumps(key)}\n")  # after whatever a killed program left unfinished
+    known.add(works=True)
 
 
 def _try_server(engine: Engine, model: Path, ready_timeout_s: float, cancelled: Callable[[], bool]) -> None:
@@ -96,23 +83,3 @@ def _folder(cache: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="planner-", ignore_cleanup_errors=True) as path:
         yield Path(path)
-
-
-def _key(engine: AnyEngine) -> dict[str, object]:
-    key = {"version": _VERSION, "machine": platform.node(), "path": str(engine.path)}
-    if not isinstance(engine, Engine):
-        return {**key, "identity": engine.identity}
-    status = engine.path.stat()
-    return {**key, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
-
-
-def _worked_before(kept: Path, key: dict[str, object]) -> bool:
-    try:
-        lines = kept.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return False
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            if json.loads(line) == key:
-                return True
-    return False

@@ -209,7 +209,11 @@ def _measurement_document(measurement: Measurement) -> Document:
     log = measurement.log
     return {
         "started_at": measurement.started_at,
-        "engine": {"version": measurement.engine_version, "build": measurement.engine_build},
+        "engine": {
+            "version": measurement.engine_version,
+            "build": measurement.engine_build,
+            "backends": list(measurement.engine_backends),
+        },
         "load_seconds": round(measurement.load_seconds, 3),
         "buffers": [asdict(buffer) for buffer in log.buffers],
         "context": dict(log.context),

@@ -33,6 +33,8 @@ class KeptEngine:
 
     version: str
     devices: tuple[KeptDevice, ...]
+    backends: tuple[str, ...] = ()
+    """Those that showed; none in a report of before they were kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,12 @@ class Replay:
         return self.system_view if self.engine is None else self.system_view.with_accelerators(self.engine.devices)
 
 
-def full_report(report: Mapping[str, Any], version: str | None, devices: Sequence[SeenDevice] | None) -> dict[str, Any]:
+def full_report(
+    report: Mapping[str, Any],
+    version: str | None,
+    devices: Sequence[SeenDevice] | None,
+    backends: Sequence[str] = (),
+) -> dict[str, Any]:
     """The document that `replay` reads: all that was read of a machine, and its engine's word without addresses."""
     from probes.privacy import scrubbed
 
@@ -67,7 +74,11 @@ def full_report(report: Mapping[str, Any], version: str | None, devices: Sequenc
             }
             for device in devices
         ]
-        engine = {"version": scrubbed(version or "unknown"), "devices": listed}
+        engine = {
+            "version": scrubbed(version or "unknown"),
+            "backends": [scrubbed(name) for name in backends],
+            "devices": listed,
+        }
     return {"engine": engine, "report": report}
 
 
@@ -114,9 +125,10 @@ def _engine(document: Any) -> KeptEngine | None:
             )
             for device in document["devices"]
         ]
+        backends = tuple(map(str, document.get("backends", ())))
     except (KeyError, TypeError, ValueError):
         raise PlannerError("The report's list of the engine's devices is not understood.") from None
-    return KeptEngine(version=str(document.get("version", "unknown")), devices=tuple(devices))
+    return KeptEngine(version=str(document.get("version", "unknown")), devices=tuple(devices), backends=backends)
 
 
 def _size(value: Any) -> int:

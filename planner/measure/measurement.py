@@ -188,6 +188,8 @@ class Measurement:
     """The whole file that the ghost was made of, for a command to name; None where there is none."""
     engine_version: str
     engine_build: str
+    engine_backends: tuple[str, ...] = ()
+    """Those that showed on this machine."""
     started_at: str
     """ISO 8601, UTC."""
     load_seconds: float

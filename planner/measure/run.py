@@ -90,6 +90,7 @@ def measure(
         stands_for=model.stands_for,
         engine_version=engine.version,
         engine_build=engine.build,
+        engine_backends=engine.backends,
         started_at=started_at,
         load_seconds=load_seconds,
         log=log_at_steady,

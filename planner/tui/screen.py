@@ -172,6 +172,8 @@ class MainScreen(ThreadedScreen, inherit_bindings=False):
             self._runs[message.selected.key] = message.run
             self._show_cell()
             self._look()  # the grid is planned again with what was learned
+            if self._engine is not None and self._engine.devices:
+                self._seek_engine()  # and with what they have free now
         else:
             self._refine_grid()
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from planner.campaign import Campaign, seen_by
+from planner.campaign import Campaign, machine_of, seen_by
 from planner.engine.arguments import server_arguments
 from planner.engine.dry_run import Library, dry_run
 from planner.engine.find import Engine
@@ -130,7 +130,7 @@ def measure_cell(
             sources.record,
             on_progress=lambda _index, progress: on_progress(progress),
             cancelled=cancelled,
-            detect=lambda: seen_by(engine, sources.detect()),
+            detect=lambda: machine_of(engine, sources.detect),
         )
     if not campaign.runs:
         raise DoesNotFitError(f"Nothing was started: {campaign.not_run[0].verdict_reason}")

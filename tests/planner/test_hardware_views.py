@@ -94,7 +94,7 @@ def test_shared_graphics_beside_a_card_are_used_only_where_they_are_named(tmp_pa
     assert seen.pool_named("Vulkan1").total_bytes == 4 * GIB
 
 
-def test_a_card_that_two_back_ends_list_is_one_pool_and_used_once(tmp_path: Path) -> None:
+def test_a_card_that_two_backends_list_is_one_pool_and_used_once(tmp_path: Path) -> None:
     text = "  CUDA0: NVIDIA GeForce RTX 3090 (24125 MiB, 23306 MiB free)\n"
     text += "  CUDA1: NVIDIA GeForce RTX 3060 (12036 MiB, 11800 MiB free)\n"
     text += "  Vulkan0: NVIDIA GeForce RTX 3090 (24576 MiB, 23900 MiB free)\n"

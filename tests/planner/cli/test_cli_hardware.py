@@ -65,15 +65,15 @@ def test_a_page_of_another_machine(planner: Planner, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the engine is a shell script")
 def test_an_engine_is_asked_for_its_view_and_its_addresses_stay_here(planner: Planner, tmp_path: Path) -> None:
-    engine = write_engine(tmp_path / "llama-server")
-    listed = "RPC0: 10.1.2.3:50052 (16000 MiB, 15000 MiB free)"
-    engine.write_text(engine.read_text().replace("'Available devices:'", f"'Available devices:\n  {listed}'"))
+    listed = ["RPC0: 10.1.2.3:50052 (16000 MiB, 15000 MiB free)"]
+    engine = write_engine(tmp_path / "llama-server", devices=listed)
     page = planner("hardware", "--engine", engine).stdout
     assert "RPC0      nothing                   14.6 GiB of 15.6 GiB" in page
     assert "10.1.2.3:50052" in page
-    assert "Engine      llama-server 4711 (0abc123): 1 device and the processor." in page
+    assert "Engine      llama-server 4711 (0abc123) with RPC, CPU: 1 device and the processor." in page
     text = planner("hardware", "--engine", engine, "--json").stdout
     assert "10.1.2.3" not in text
+    assert json.loads(text)["engine"]["backends"] == ["RPC", "CPU"]
     assert json.loads(text)["engine"]["devices"][0]["free_bytes"] == 15000 * MIB
 
 

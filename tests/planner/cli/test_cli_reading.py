@@ -117,7 +117,7 @@ def test_the_two_vocabularies_are_never_mixed(fails: Fails, gemma_path: Path, wo
     ("words", "said"),
     [
         ("--users 2", "how many tokens does each of them get"),
-        ("-np 0", "at least one person must be served"),
+        ("-np 0", "parallel is 0, below the smallest possible 1"),
         ("--context 0", "--context"),
         ("--ram lots", "'lots' is not a size. Write it like 16G or 512M"),
         ("--ram 8G --vram 24G,lots", "'lots' is not a size. Write it like 16G or 512M"),

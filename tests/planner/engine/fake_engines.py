@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 VERSION_LINE = "version: 4711 (0abc123)"
@@ -48,8 +49,17 @@ def write_script(path: Path, body: str) -> Path:
     return path
 
 
-def write_engine(path: Path, *, serve: str = "exec sleep 600", version: str = f"echo '{VERSION_LINE}'") -> Path:
-    """A llama-server that can be identified; `version` and `serve` are what it does on `--version` and at work."""
+def write_engine(
+    path: Path,
+    *,
+    serve: str = "exec sleep 600",
+    version: str = f"echo '{VERSION_LINE}'",
+    devices: Sequence[str] = (),
+) -> Path:
+    """A llama-server that can be identified; `version` and `serve` are what it does on `--version` and at work, and
+    `devices` the lines that it lists.
+    """
+    listed = "\n".join(f"  {line}" for line in devices)
     return write_script(
         path,
         f"""case "$1" in
@@ -57,7 +67,11 @@ def write_engine(path: Path, *, serve: str = "exec sleep 600", version: str = f"
 --help) cat <<'EOF'
 {_HELP}EOF
 exit 0 ;;
---list-devices) echo 'Available devices:'; exit 0 ;;
+--list-devices) cat <<'EOF'
+Available devices:
+{listed}
+EOF
+exit 0 ;;
 esac
 {serve}""",
     )

@@ -298,7 +298,7 @@ def test_a_check_of_the_compute_buffer_is_not_a_second_one() -> None:
     ("buffer_type", "device"),
     [("Meta()", "Meta()"), ("HTP0-REPACK", "HTP0"), ("ROCm_Host", "CPU"), ("CUDA_Split", "CUDA_Split")],
 )
-def test_devices_of_other_back_ends(buffer_type: str, device: str) -> None:
+def test_devices_of_other_backends(buffer_type: str, device: str) -> None:
     log = read_log([f"load_tensors: {buffer_type} model buffer size =     1.00 MiB"])
     assert [log.device_of(buffer) for buffer in log.buffers] == [device]
 

@@ -23,8 +23,10 @@ from planner.engine.arguments import server_arguments
 from planner.engine.faults import EngineFault
 from planner.engine.find import Engine
 from planner.engine.log import EngineLog, read_line
+from planner.engine.log_text import LogText
 from planner.engine.server import HOST, Cancelled, LlamaServer, ServerAnswerError
 from planner.errors import EngineError
+from planner.units import MIB
 
 LAUNCH = Launch(ctx_size=256, parallel=1, cache_ram=0, ctx_checkpoints=0, ubatch_size=64, device=None)
 
@@ -452,3 +454,47 @@ def test_an_error_in_the_block_ends_the_server_too(tmp_path: Path) -> None:
         pid = server.pid
         raise ZeroDivisionError
     assert not is_alive(pid)
+
+
+ENDLESS = """\
+import http.server, sys, threading
+port = int(sys.argv[1])
+print("load_tensors:   CPU_Mapped model buffer size =    12.50 MiB", flush=True)
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+serving = http.server.ThreadingHTTPServer(("127.0.0.1", port), Healthy)
+threading.Thread(target=serving.serve_forever, daemon=True).start()
+while True:
+    print("still here\\n" * 1000, end="")
+"""
+
+
+def test_the_log_of_one_that_prints_without_end_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first lines and its last are kept, and it is ready although it never falls silent."""
+    monkeypatch.setattr("planner.engine.server.LogText", lambda: LogText(100_000))
+    monkeypatch.setattr(server_module, "NOISE_S", 0.5)
+    (tmp_path / "endless.py").write_text(ENDLESS, encoding="utf-8")
+    script = write_engine(tmp_path / "s", serve=f'exec {sys.executable} {tmp_path}/endless.py "$4"')
+    with LlamaServer([str(script)], ready_timeout_s=60) as server:
+        server.wait_ready()
+        assert wait_until(lambda: "left out" in server.log_text, 60)
+        assert server.log.buffer_bytes("model") == 12.5 * MIB
+        head, tail = server.log_text.split("\n... ")
+        assert head.startswith("load_tensors:")
+        assert tail.endswith("still here\n")
+        assert len(server.log_text) < 200_000
+
+
+def test_a_line_without_end_is_taken_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.engine.server.LogText", lambda: LogText(10_000))
+    monkeypatch.setattr(server_module, "_LONGEST_LINE", 1000)
+    script = write_engine(tmp_path / "s", serve="exec tr '\\0' x </dev/zero")
+    with LlamaServer([str(script)], ready_timeout_s=0.5) as server:
+        with pytest.raises(EngineFault, match="not ready after") as fault:
+            server.wait_ready()
+        assert fault.value.kind == "hang"
+        assert len(server.log_text) < 20_000

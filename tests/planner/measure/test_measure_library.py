@@ -94,7 +94,7 @@ def assert_nothing_is_left() -> None:
 
 def test_it_says_what_it_is(library: InstalledLibrary) -> None:
     assert library.version.startswith("llama-cpp-python 0.")
-    assert "CPU" in library.back_ends
+    assert "CPU" in library.backends
     assert library.devices == ()
     assert (library.path / "libllama.so").exists() or list(library.path.glob("*llama*"))
     assert library.launch(Launch()) == replace(Launch(), cache_ram=0, ctx_checkpoints=0)
