@@ -14,12 +14,13 @@ from pathlib import Path
 
 from benchmarks._support import model_files, print_table
 from planner import Model, predict
-from planner.campaign import launches_for, machine_of, run_campaign
+from planner.campaign import run_campaign
 from planner.engine.library import AnyEngine, find_any_engine
 from planner.fit import MAIN_CACHE_TYPES
 from planner.hardware import CPU_DEVICE
 from planner.memory import Learned, LearnedSize, MemoryPlan
 from planner.reconcile.reconciliation import Reconciliation
+from planner.sweeps import launches_for, machine_of
 from planner.units import format_mib
 
 USERS = 2

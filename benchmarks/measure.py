@@ -21,13 +21,14 @@ import psutil
 
 from benchmarks._support import model_files, print_table
 from planner import Hardware, Launch, Model, predict
-from planner.campaign import cells_for, run_cells
+from planner.campaign import run_cells
 from planner.engine.arguments import server_arguments
 from planner.engine.find import Engine, find_engine
 from planner.launch import resolve_context
 from planner.measure import Load, Measurement, measure
 from planner.measure.users import Workload, workload_for
 from planner.reconcile.record import Record
+from planner.sweeps import cells_for
 
 _TIMES = 3
 _USERS, _CONTEXT = 2, 1024

@@ -6,22 +6,19 @@ Shared by the command line and the app, so that both do the same.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from planner.engine.dry_run import DryRun, dry_run, who_answers
-from planner.engine.library import AnyEngine, look_again
+from planner.engine.library import AnyEngine
 from planner.engine.smoke import SMOKE_TIMEOUT_S, smoke_test
 from planner.errors import DoesNotFitError, EngineError
 from planner.export.documents import command_of, run_document
-from planner.fit import Candidate, Recommendation, bound_growth, fit_layers, recommend
+from planner.fit import Candidate, Recommendation, recommend
 from planner.hardware import CPU_DEVICE, Hardware
-from planner.launch import CacheType, Launch, resolve_context
+from planner.launch import Launch, resolve_context
 from planner.measure import Limits, Load, Progress, measure
 from planner.measure.accelerators import watched_devices
 from planner.measure.alone import alone
@@ -31,34 +28,9 @@ from planner.measure.run import READY_TIMEOUT_S
 from planner.measure.users import workload_for
 from planner.memory import NOTHING_LEARNED, MemoryPlan, Verdict, predict
 from planner.model import Model
-from planner.model.fingerprint import fingerprint
 from planner.reconcile.reconciliation import Reconciliation, reconcile
 from planner.reconcile.record import Record
-
-DEFAULT_USERS = 2
-DEFAULT_CONTEXT = 8192
-
-Document = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One launch on one engine: what a sweep is made of."""
-
-    launch: Launch
-    engine: AnyEngine
-    name: str
-    """What was asked for, in words: by it a sweep that was cut off knows what it has done. The launch itself does
-    not serve, since what may grow is bounded by the memory of the moment."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """Cells that are measured one after the other, under one name in the record."""
-
-    id: str
-    ended: Mapping[str, Document] = field(default_factory=dict)
-    """Reports of the cells that are in the record already, by the cell's name."""
+from planner.sweeps import Cell, Document, Sweep, machine_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +51,8 @@ class Campaign:
     failed: tuple[Failure, ...]
     """Launches whose engine died, refused or hung, while another one ran."""
     recommendation: Recommendation | None
+    comparable: bool = True
+    """Whether one could be recommended: all serve the same people but for the cache type."""
     documents: tuple[Document, ...] = ()
     """The report of every cell that was measured, in this call or before the sweep was cut off."""
 
@@ -93,88 +67,6 @@ class Campaign:
                 return command_of(measurement)
         command: str | None = next(d["command"] for d in self.documents if _is_of(d, launch))
         return command
-
-
-def machine_of(engine: AnyEngine, detect: Callable[[], Hardware] | None = None) -> Hardware:
-    """This machine as it is now, with what the engine's devices have free now; one without any is not asked again."""
-    if engine.devices:
-        with contextlib.suppress(EngineError):  # the run will tell
-            engine = look_again(engine)
-    return seen_by(engine, (detect or Hardware.detect)())
-
-
-def seen_by(engine: AnyEngine, hardware: Hardware) -> Hardware:
-    """The machine with the devices that this engine can use."""
-    return hardware.with_accelerators(engine.devices)
-
-
-def launches_for(
-    model: Model,
-    hardware: Hardware,
-    *,
-    users: int,
-    ctx_per_user: int,
-    unified: bool = False,
-    cache_types: Sequence[CacheType],
-) -> tuple[Launch, ...]:
-    """One launch per cache type, alike in everything else: as many layers on accelerators as the largest cache
-    leaves room for, and growth bounded by what it leaves free.
-    """
-    base = Launch.for_users(users, ctx_per_user, unified=unified, cache_type=cache_types[0])
-    base = bound_growth(model, fit_layers(model, base, hardware), hardware)
-    return tuple(base.with_cache_type(cache_type) for cache_type in cache_types)
-
-
-def cells_for(
-    model: Model,
-    hardware: Hardware,
-    engines: Sequence[AnyEngine],
-    *,
-    users: Sequence[int],
-    contexts: Sequence[int],
-    cache_types: Sequence[CacheType],
-    unified: bool = False,
-) -> tuple[Cell, ...]:
-    """Every combination, engine by engine, from few people and short contexts to many and long."""
-    return tuple(
-        Cell(engine.launch(launch), engine, _cell_name(launch.cache_type_k, count, context, engine, unified=unified))
-        for engine in engines
-        for count in users
-        for context in contexts
-        for launch in launches_for(
-            model,
-            seen_by(engine, hardware),
-            users=count,
-            ctx_per_user=context,
-            unified=unified,
-            cache_types=cache_types,
-        )
-    )
-
-
-def _cell_name(cache_type: CacheType, users: int, context: int, engine: AnyEngine, *, unified: bool) -> str:
-    shared = " shared" if unified else ""
-    return f"{cache_type}, {users} x {context}{shared}, {engine.build} ({engine.path})"
-
-
-def begin_sweep(model: Model, cells: Sequence[Cell], load: Load, record: Record | None, *, resume: bool) -> Sweep:
-    """A sweep of these cells; with `resume` the last one that asked the same, with what it has measured."""
-    asked = json.dumps([fingerprint(model), sorted(cell.name for cell in cells), asdict(load)])
-    prefix = hashlib.sha256(asked.encode()).hexdigest()[:12]
-    kept = [
-        document
-        for document in (record.runs() if record is not None and resume else ())
-        if _sweep_id(document).startswith(prefix)
-    ]
-    if not kept:
-        return Sweep(f"{prefix}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
-    last = _sweep_id(kept[-1])
-    return Sweep(last, {document["sweep"]["cell"]: document for document in kept if _sweep_id(document) == last})
-
-
-def _sweep_id(document: Document) -> str:
-    sweep = document.get("sweep")
-    return str(sweep.get("id", "")) if isinstance(sweep, dict) else ""
 
 
 def may_start(plan: MemoryPlan) -> bool:
@@ -255,39 +147,52 @@ def run_cells(
         check_fits(job.plans([cell for _, cell in left]))
     if record is not None:
         record.check_writable()
-    documents = dict(sweep.ended)
-    runs: list[Reconciliation] = []
-    not_run: list[MemoryPlan] = []
-    failed: list[Failure] = []
+    came = _Came(documents=dict(sweep.ended))
     with contextlib.nullcontext() if record is None else alone(record.folder):
         for index, cell in left:
             plan = job.plan(cell)
             if not may_start(plan) and not force:
-                not_run.append(plan)
+                came.not_run.append(plan)
                 continue
             try:
                 run = job.run(index, cell, plan)
             except EngineError as error:
-                failed.append(Failure(cell.launch, error))
+                came.failed.append(Failure(cell.launch, error))
                 continue
             document = job.document(run, sweep, cell)
             if record is not None:
                 record.append(model, run, document)
-            documents[cell.name] = document
-            runs.append(run)
+            came.documents[cell.name] = document
+            came.runs.append(run)
             on_run(run)
-    if failed and not documents:
-        raise failed[0].error
+    if came.failed and not came.documents:
+        raise came.failed[0].error
     ended = [cell for cell in cells if cell.name in sweep.ended]
     earlier = [_told_candidate(plan, sweep.ended[c.name]) for c, plan in zip(ended, job.plans(ended), strict=True)]
-    candidates = [*earlier, *map(_candidate, runs), *map(_not_started, not_run)]
-    return Campaign(
-        runs=tuple(runs),
-        not_run=tuple(not_run),
-        failed=tuple(failed),
-        recommendation=recommend(candidates) if _comparable(cells) else None,
-        documents=tuple(documents[cell.name] for cell in cells if cell.name in documents),
-    )
+    return came.to_campaign(cells, earlier)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Came:
+    """What comes of the cells, one after the other."""
+
+    documents: dict[str, Document]
+    runs: list[Reconciliation] = field(default_factory=list)
+    not_run: list[MemoryPlan] = field(default_factory=list)
+    failed: list[Failure] = field(default_factory=list)
+
+    def to_campaign(self, cells: Sequence[Cell], earlier: Sequence[Candidate]) -> Campaign:
+        """The whole, with one of them recommended where they can be compared."""
+        candidates = [*earlier, *map(_candidate, self.runs), *map(_not_started, self.not_run)]
+        comparable = _comparable(cells)
+        return Campaign(
+            runs=tuple(self.runs),
+            not_run=tuple(self.not_run),
+            failed=tuple(self.failed),
+            recommendation=recommend(candidates) if comparable else None,
+            comparable=comparable,
+            documents=tuple(self.documents[cell.name] for cell in cells if cell.name in self.documents),
+        )
 
 
 def _comparable(cells: Sequence[Cell]) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from planner.campaign import DEFAULT_CONTEXT, seen_by
 from planner.engine.dry_run import DryRun, DryRunCache, Library, dry_run
 from planner.engine.find import Engine
 from planner.engine.library import AnyEngine
@@ -34,6 +33,7 @@ from planner.model import Model
 from planner.reconcile.dry_comparison import compare
 from planner.reconcile.record import Record
 from planner.reconcile.refinement import Point, refine
+from planner.sweeps import DEFAULT_CONTEXT, seen_by
 
 MOST_FAILURES = 3
 """After so many questions without an answer nothing more is asked."""

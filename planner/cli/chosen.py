@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from planner.campaign import DEFAULT_CONTEXT, DEFAULT_USERS
 from planner.errors import CutOffError, ModelError, PlannerError
 from planner.hardware import Hardware
 from planner.launch import Launch
@@ -15,6 +14,7 @@ from planner.model import Model
 from planner.model.catalogue import CatalogueEntry, find_entry, load_catalogue
 from planner.model.discover import find_models, usual_folders
 from planner.model.ghost import temporary_ghost
+from planner.sweeps import DEFAULT_CONTEXT, DEFAULT_USERS
 
 
 def default_context(model: Model) -> int:

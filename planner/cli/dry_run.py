@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from planner.campaign import seen_by
 from planner.cli.render import labelled, render_table
 from planner.engine.dry_run import DryRun, dry_run, library_is_here, who_answers
 from planner.engine.find import Engine, find_engine
@@ -15,6 +14,7 @@ from planner.launch import Launch
 from planner.memory.program import LIBRARY_NAME
 from planner.model import Model
 from planner.reconcile.dry_comparison import DryComparison, DryRow
+from planner.sweeps import seen_by
 from planner.units import format_mib, signed_mib
 
 

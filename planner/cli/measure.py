@@ -9,14 +9,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from planner.campaign import (
-    DEFAULT_USERS,
-    Cell,
-    begin_sweep,
-    cells_for,
-    run_cells,
-    seen_by,
-)
+from planner.campaign import run_cells
 from planner.cli.amount import Amount
 from planner.cli.chosen import chosen_model, default_context
 from planner.cli.options import cache_types, numbers, part
@@ -36,6 +29,7 @@ from planner.measure.runner import check_able
 from planner.model import Model
 from planner.reconcile.reconciliation import Reconciliation
 from planner.reconcile.record import Record, default_folder
+from planner.sweeps import DEFAULT_USERS, Cell, begin_sweep, cells_for, seen_by
 from planner.units import format_bytes, format_tokens
 
 

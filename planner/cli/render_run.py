@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from planner.campaign import Campaign, Document
+from planner.campaign import Campaign
 from planner.cli.render import labelled, launch_summary, render_table
 from planner.measure import Measurement, Phase, Soak, Speed
 from planner.measure.growth import Growth
 from planner.measure.measurement import DevicePeak
+from planner.memory import Verdict
 from planner.reconcile.held import PROCESS
 from planner.reconcile.reconciliation import Reconciliation, Row
+from planner.sweeps import Document
 from planner.units import MIB, format_bytes, format_mib, format_tokens, signed_mib
 
 _RUN_HEADER = ("MiB", "predicted", "dry run", "measured", "delta", "cause")
@@ -162,15 +164,21 @@ def render_campaign(campaign: Campaign) -> str:
         lines.append(labelled("Failed", f"{failure.launch.cache_type_k}: {failure.error}"))
     for plan in campaign.not_run:
         lines.append(labelled("Not run", f"{plan.launch.cache_type_k}: {plan.verdict_reason}"))
-    if campaign.documents and campaign.recommendation is None:
+    if campaign.recommendation is None and not campaign.comparable:
         return "\n".join(lines).rstrip()
     if campaign.recommendation is None:
-        return "\n".join([*lines, "No launch can be recommended: none of them fits."])
+        return "\n".join([*lines, f"None is recommended: {_whats_wrong(campaign)}."])
     cache_type = campaign.recommendation.launch.cache_type_k
     lines.append(labelled("Use", f"the {cache_type} cache. {campaign.recommendation.reason}"))
     if campaign.recommended_command is None:
         return "\n".join([*lines, labelled("", THROUGH_LIBRARY)])
     return "\n".join([*lines, labelled("", _what_ran(campaign)), "", f"    {campaign.recommended_command}"])
+
+
+def _whats_wrong(campaign: Campaign) -> str:
+    if any(run.plan.verdict is Verdict.UNKNOWN for run in campaign.runs):
+        return "how much a launch of this model needs is known in part alone"
+    return "each would leave this machine too little memory"
 
 
 THROUGH_LIBRARY = (

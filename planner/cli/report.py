@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from planner.campaign import DEFAULT_CONTEXT, DEFAULT_USERS, seen_by
 from planner.cli.render import render_hardware, render_table
 from planner.engine.library import find_any_engine
 from planner.errors import PlannerError
@@ -17,6 +16,7 @@ from planner.launch import Launch
 from planner.memory import predict
 from planner.model import Model
 from planner.model.discover import find_models, usual_folders
+from planner.sweeps import DEFAULT_CONTEXT, DEFAULT_USERS, seen_by
 from planner.units import format_bytes
 
 

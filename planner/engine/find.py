@@ -21,6 +21,7 @@ from planner.engine.environment import without_settings
 from planner.engine.faults import diagnose
 from planner.engine.known import is_script, look_up
 from planner.errors import EngineError
+from planner.keeper import END_GROUP, Keeper
 from planner.launch import Launch
 from planner.memory.program import LLAMA_SERVER, Program
 from planner.units import MIB
@@ -243,6 +244,7 @@ def parse_devices(text: str) -> tuple[EngineDevice, ...]:
 
 def _ask(path: Path, flag: str, settings: Mapping[str, str] = MappingProxyType({})) -> str:
     process: subprocess.Popen[str] | None = None
+    keeper: Keeper | None = None
     try:
         with interrupts_held_back() as mask:
             process = subprocess.Popen(
@@ -256,6 +258,8 @@ def _ask(path: Path, flag: str, settings: Mapping[str, str] = MappingProxyType({
                 start_new_session=True,  # a group of its own, to be ended with all that it started
                 preexec_fn=before_exec(mask),
             )
+            if is_script(path):  # what it started would outlive it where we are killed
+                keeper = Keeper(END_GROUP, str(process.pid))
         output = _output(process)
     except OSError as error:
         raise EngineError(f"{path} cannot be started: {error.strerror}.", "Name another with --engine.") from None
@@ -267,6 +271,8 @@ def _ask(path: Path, flag: str, settings: Mapping[str, str] = MappingProxyType({
         if process is not None:
             signal_group(process, "SIGKILL")
             process.wait()
+        if keeper is not None:
+            keeper.dismiss()
     if process.returncode != 0:
         raise diagnose(process.returncode, output).fault(f"{path} {flag}", "Name another with --engine.")
     return output

@@ -15,13 +15,13 @@ from textual.containers import Container, Vertical
 from textual.widgets import Footer, Static
 from textual.worker import Worker, WorkerState
 
-from planner.campaign import DEFAULT_CONTEXT, DEFAULT_USERS
 from planner.engine.library import AnyEngine
 from planner.fit import EMPTY_GRID, Grid
 from planner.hardware import Hardware
 from planner.launch import CacheType
 from planner.reconcile.dry_comparison import DryComparison
 from planner.reconcile.reconciliation import Reconciliation
+from planner.sweeps import DEFAULT_CONTEXT, DEFAULT_USERS
 from planner.tui import messages, run_text, text
 from planner.tui.choices import Choice
 from planner.tui.dialogs import CommandDialog

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from planner.campaign import Campaign, machine_of, seen_by
+from planner.campaign import Campaign
 from planner.engine.arguments import server_arguments
 from planner.engine.dry_run import Library, dry_run
 from planner.engine.find import Engine
@@ -25,6 +25,7 @@ from planner.model import Model
 from planner.reconcile.dry_comparison import DryComparison, compare
 from planner.reconcile.reconciliation import Reconciliation
 from planner.reconcile.record import Record
+from planner.sweeps import machine_of, seen_by
 from planner.tui.choices import Choice, to_ask, to_run
 
 

@@ -260,6 +260,14 @@ def test_an_engine_that_is_being_asked_who_it_is_can_be_left(
         assert ends(pid)
 
 
+def test_nothing_of_a_script_outlives_planner_while_it_is_asked_who_it_is(tmp_path: Path, smollm_path: Path) -> None:
+    engine = write_engine(tmp_path / "s", version="sleep 600 & echo $! >asked; wait")
+    with terminal("--measure", smollm_path, "--engine", engine) as planner:
+        pid = wait_for_file(tmp_path / "asked")
+        planner.process.kill()
+        assert ends(pid)
+
+
 def test_a_server_that_does_not_want_to_end_is_killed_at_the_second_interrupt(
     tmp_path: Path, smollm_path: Path
 ) -> None:

@@ -11,23 +11,14 @@ from fake_engines import write_engine
 
 from planner import Hardware, Launch, Model, Verdict, predict
 from planner import campaign as module
-from planner.campaign import (
-    Cell,
-    Sweep,
-    begin_sweep,
-    cells_for,
-    check_fits,
-    launches_for,
-    machine_of,
-    run_campaign,
-    run_cells,
-    seen_by,
-)
+from planner.campaign import check_fits, run_campaign, run_cells
+from planner.cli.render_run import render_campaign
 from planner.engine.find import Engine, EngineDevice, identify
 from planner.errors import DoesNotFitError, EngineError, PlannerError
 from planner.fit import MAIN_CACHE_TYPES
 from planner.measure import Load, Measurement, Progress
 from planner.reconcile.record import Record
+from planner.sweeps import Cell, Sweep, begin_sweep, cells_for, launches_for, machine_of, seen_by
 from planner.units import GIB, MIB
 
 
@@ -150,6 +141,16 @@ def test_force_starts_it_all_the_same(
         run_campaign(gemma, launches, engine, record, force=True, detect=machine(200 * MIB))
     # One launch that fails does not keep the next from being tried.
     assert (tmp_path / "trace").read_text() == "started\n" * len(launches)
+
+
+def test_what_was_forced_is_not_recommended_and_that_is_said(
+    gemma: Model, launches: tuple[Launch, ...], engine: Engine, record: Record, came_true: list[Launch]
+) -> None:
+    campaign = run_campaign(gemma, launches, engine, record, force=True, detect=machine(200 * MIB))
+    assert len(came_true) == len(launches)
+    assert campaign.recommendation is None
+    said = render_campaign(campaign)
+    assert said.endswith("None is recommended: each would leave this machine too little memory.")
 
 
 def test_what_does_not_fit_is_left_out_and_named(
