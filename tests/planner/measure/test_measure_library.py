@@ -270,11 +270,15 @@ def test_a_token_is_decoded_once_for_each_library(library: InstalledLibrary, tmp
     kept = tmp_path / "engines.jsonl"
     smoke_test(library, kept=kept)
     before = kept.read_text()
-    assert library.identity in before
+    assert str(library.path) in before
     smoke_test(library, kept=kept)
     assert kept.read_text() == before
-    smoke_test(replace(library, identity="another build"), kept=kept)
-    assert kept.read_text().count("llama_cpp") == 2
+    elsewhere = tmp_path / "lib"
+    elsewhere.mkdir()
+    for files in (1, 2):  # a library that was built anew is tried anew
+        (elsewhere / f"libllama.so.{files}").touch()
+        smoke_test(replace(library, path=elsewhere), kept=kept)
+        assert kept.read_text().count('"works":true') == 1 + files
 
 
 @pytest.mark.parametrize(
