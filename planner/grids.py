@@ -11,7 +11,7 @@ from dataclasses import replace
 from planner.engine.dry_run import DryRun, DryRunCache, Library, dry_run
 from planner.engine.find import Engine
 from planner.engine.library import AnyEngine
-from planner.engine.server import Cancelled
+from planner.engine.process import Cancelled
 from planner.errors import EngineError, ModelError
 from planner.fit import (
     DIVIDED,

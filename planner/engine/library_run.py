@@ -17,7 +17,7 @@ from typing import Any
 from planner.engine.faults import EngineFault
 from planner.engine.library_process import CHILD_ENVIRONMENT
 from planner.engine.library_settings import context_settings, model_settings
-from planner.engine.server import POLL_S, EngineProcess
+from planner.engine.process import POLL_S, EngineProcess
 from planner.launch import Launch
 from planner.memory.program import LIBRARY_NAME
 

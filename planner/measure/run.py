@@ -15,7 +15,7 @@ from planner.measure.accelerators import Accelerators
 from planner.measure.guard import Guard, Limits
 from planner.measure.measurement import SEED, Measurement, OnProgress, Phase, Progress, Sample, Soak, Speed
 from planner.measure.runner import Runner, check_able, runner_of
-from planner.measure.soak import script_for
+from planner.measure.soak import Conversations, script_for
 from planner.measure.users import Workload, workload_for
 from planner.measure.watch import Watcher
 from planner.model.model import Model
@@ -149,13 +149,15 @@ class _Run:
         """Conversation after conversation."""
         self.report("soak")
         return self.runner.soak(
-            context.n_seq_max,
-            script_for(self.workload, context),
-            self.load.seed + context.n_seq_max + 1,
-            minutes=self.load.soak_minutes,
-            before=before,
-            take=self.watcher.take,
-            on_conversation=lambda done: self.report("soak", done),
+            Conversations(
+                users=context.n_seq_max,
+                script=script_for(self.workload, context),
+                seed=self.load.seed + context.n_seq_max + 1,
+                minutes=self.load.soak_minutes,
+                before=before,
+                take=self.watcher.take,
+                on_conversation=lambda done: self.report("soak", done),
+            )
         )
 
 

@@ -16,8 +16,8 @@ from planner.engine.log import EngineLog
 from planner.engine.server import LlamaServer
 from planner.errors import UsageError
 from planner.launch import Launch
-from planner.measure.measurement import Sample, Soak, Speed
-from planner.measure.soak import Script, soak
+from planner.measure.measurement import Soak, Speed
+from planner.measure.soak import Conversations, soak
 from planner.measure.users import OnServing, Workload, cut_to, serve, speed_of, text_of
 from planner.model.model import Model
 
@@ -61,17 +61,7 @@ class Runner(Protocol):
     def serve(self, users: int, workload: Workload, seed: int, on_serving: OnServing) -> Speed:
         """Answer so many people at once, each in a slot of their own. Raises EngineError and Cancelled."""
 
-    def soak(
-        self,
-        users: int,
-        script: Script,
-        seed: int,
-        *,
-        minutes: float,
-        before: Sample,
-        take: Callable[[], Sample],
-        on_conversation: Callable[[int], None],
-    ) -> Soak:
+    def soak(self, asked: Conversations) -> Soak:
         """Conversation after conversation. Raises EngineError and Cancelled."""
 
 
@@ -94,21 +84,9 @@ class ServerRunner(LlamaServer):
         """One request for each person."""
         return serve(self, users, workload, seed, on_serving)
 
-    def soak(
-        self,
-        users: int,
-        script: Script,
-        seed: int,
-        *,
-        minutes: float,
-        before: Sample,
-        take: Callable[[], Sample],
-        on_conversation: Callable[[int], None],
-    ) -> Soak:
+    def soak(self, asked: Conversations) -> Soak:
         """Conversations that its prompt cache keeps."""
-        return soak(
-            self, users, script, seed, minutes=minutes, before=before, take=take, on_conversation=on_conversation
-        )
+        return soak(self, asked)
 
 
 class LibraryRunner(LibraryRun):
@@ -128,7 +106,7 @@ class LibraryRunner(LibraryRun):
         start = time.monotonic()
         return speed_of(workload, start, self.generate(prompts, workload.generated_tokens, report))
 
-    def soak(self, *_: object, **__: object) -> Soak:
+    def soak(self, _: Conversations) -> Soak:
         """Refuse: conversations leave nothing behind that a library would keep."""
         raise UsageError(NO_SOAK, _NAME_A_SERVER)
 

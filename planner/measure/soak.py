@@ -57,17 +57,22 @@ def script_for(workload: Workload, context: ResolvedContext) -> Script:
     return Script((turn,) * turns if turns > 1 else (workload.prompt_tokens,), answer)
 
 
-def soak(
-    server: LlamaServer,
-    users: int,
-    script: Script,
-    seed: int,
-    *,
-    minutes: float,
-    before: Sample,
-    take: Callable[[], Sample],
-    on_conversation: Callable[[int], None],
-) -> Soak:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversations:
+    """What is asked of a soak."""
+
+    users: int
+    script: Script
+    seed: int
+    minutes: float
+    before: Sample
+    """The memory before the first conversation."""
+    take: Callable[[], Sample]
+    on_conversation: Callable[[int], None]
+    """Gets how many have come to their end."""
+
+
+def soak(server: LlamaServer, asked: Conversations) -> Soak:
     """Let everyone hold conversations, each about something else, as a busy day would. When the time is over nobody
     asks another question: a conversation that is cut off by it does not count.
 
@@ -76,42 +81,50 @@ def soak(
     kept_before, _ = kept_prompts(server.log_text)
     start = time.monotonic()
     conversations = 0
-    held = [0] * users
+    held = [0] * asked.users
     sizes: list[int] = []
     ended: Literal["level", "time"] = "time"
 
     def is_over() -> bool:
-        return time.monotonic() - start >= minutes * 60
+        return time.monotonic() - start >= asked.minutes * 60
 
     while not is_over():
-        seed_of_round, told = seed + len(sizes) * users, [0] * users
-
-        def talk(user: int, seed_of_round: int = seed_of_round, told: list[int] = told) -> None:
-            told[user] = _converse(server, script, seed_of_round + user, is_over)
-
-        at_once(server, users, talk, lambda done, before=conversations: on_conversation(before + done))  # type: ignore[misc]
-        whole = told.count(script.tokens)
+        told = _round(server, asked, len(sizes), conversations, is_over)
+        whole = told.count(asked.script.tokens)
         conversations += whole
-        held = [tokens or before for tokens, before in zip(told, held, strict=True)]
+        held = [tokens or earlier for tokens, earlier in zip(told, held, strict=True)]
         server.quiet_log(_QUIET_S)
         sizes.append(kept_prompts(server.log_text)[0])
-        if whole == users and len(sizes) > _LEVEL_ROUNDS and len(set(sizes[-_LEVEL_ROUNDS - 1 :])) == 1:
+        if whole == asked.users and len(sizes) > _LEVEL_ROUNDS and len(set(sizes[-_LEVEL_ROUNDS - 1 :])) == 1:
             ended = "level"
             break
     kept_bytes, kept = kept_prompts(server.log_text)
     return Soak(
         seconds=time.monotonic() - start,
         conversations=conversations,
-        turns=len(script.turns),
-        tokens=script.tokens,
+        turns=len(asked.script.turns),
+        tokens=asked.script.tokens,
         held=tuple(held),
         ended=ended,
-        before=before,
-        after=take(),
+        before=asked.before,
+        after=asked.take(),
         kept_before_bytes=kept_before,
         kept_bytes=kept_bytes,
         kept=kept,
     )
+
+
+def _round(
+    server: LlamaServer, asked: Conversations, number: int, ended_before: int, is_over: Callable[[], bool]
+) -> list[int]:
+    """One conversation of everyone; the tokens that each slot holds then."""
+    told = [0] * asked.users
+
+    def talk(user: int) -> None:
+        told[user] = _converse(server, asked.script, asked.seed + number * asked.users + user, is_over)
+
+    at_once(server, asked.users, talk, lambda done: asked.on_conversation(ended_before + done))
+    return told
 
 
 def _converse(server: LlamaServer, script: Script, seed: int, is_over: Callable[[], bool]) -> int:

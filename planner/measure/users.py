@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.engine.faults import EngineFault
-from planner.engine.server import POLL_S, LlamaServer
+from planner.engine.process import POLL_S
+from planner.engine.server import LlamaServer
 from planner.errors import EngineError
 from planner.launch import ResolvedContext
 from planner.measure.measurement import Speed

@@ -10,7 +10,7 @@ from textual.screen import Screen
 from textual.worker import get_current_worker
 
 from planner.engine.library import AnyEngine
-from planner.engine.server import Cancelled
+from planner.engine.process import Cancelled
 from planner.errors import ModelError, PlannerError
 from planner.fit import Grid, Position
 from planner.grids import plan_grid

@@ -11,7 +11,7 @@ import pytest
 from planner import Hardware, Model
 from planner.engine.dry_run import DryRun, Library
 from planner.engine.find import Engine
-from planner.engine.server import Cancelled
+from planner.engine.process import Cancelled
 from planner.errors import EngineError
 from planner.fit import Grid, Position
 from planner.grids import MOST_FAILURES, plan_grid, refined

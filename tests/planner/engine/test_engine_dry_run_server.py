@@ -16,7 +16,8 @@ from planner.engine.dry_run import DryRun, DryRunCache, dry_run
 from planner.engine.dry_run_server import read_refusal, read_rows, server_dry_run
 from planner.engine.find import Engine, identify
 from planner.engine.log import EngineLog, plain_line
-from planner.engine.server import Cancelled, LlamaServer
+from planner.engine.process import Cancelled
+from planner.engine.server import LlamaServer
 from planner.errors import EngineError
 from planner.units import MIB
 

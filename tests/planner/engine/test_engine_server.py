@@ -18,13 +18,15 @@ import pytest
 from fake_engines import MISSING_LIBRARY, write_engine, write_script
 
 from planner import Launch, Model
+from planner.engine import process as process_module
 from planner.engine import server as server_module
 from planner.engine.arguments import server_arguments
 from planner.engine.faults import EngineFault
 from planner.engine.find import Engine
 from planner.engine.log import EngineLog, read_line
 from planner.engine.log_text import LogText
-from planner.engine.server import HOST, Cancelled, LlamaServer, ServerAnswerError
+from planner.engine.process import Cancelled
+from planner.engine.server import HOST, LlamaServer, ServerAnswerError
 from planner.errors import EngineError
 from planner.units import MIB
 
@@ -108,7 +110,7 @@ class TestRunning:
             time.sleep(0.005)
             return read_line(log, line)
 
-        monkeypatch.setattr("planner.engine.server.read_line", slowly)
+        monkeypatch.setattr("planner.engine.process.read_line", slowly)
         with LlamaServer(command, ready_timeout_s=120) as late:
             late.wait_ready()
             assert late.log.loaded
@@ -381,7 +383,7 @@ def test_it_ends_in_order_when_asked(tmp_path: Path) -> None:
 
 
 def test_one_that_ignores_the_interrupt_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "STOP_GRACE_S", 0.3)
+    monkeypatch.setattr(process_module, "STOP_GRACE_S", 0.3)
     script = write_script(tmp_path / "s", "trap '' INT; echo up; while :; do sleep 0.1; done")
     with LlamaServer([str(script)], ready_timeout_s=30) as server:
         assert wait_until(lambda: "up" in server.log_text)
@@ -410,7 +412,7 @@ def test_a_second_interrupt_while_it_stops_kills_it(tmp_path: Path) -> None:
 
 
 def test_what_a_wrapper_script_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "STOP_GRACE_S", 0.5)
+    monkeypatch.setattr(process_module, "STOP_GRACE_S", 0.5)
     script = write_script(tmp_path / "s", "sh -c 'trap \"\" INT; echo pid $$; while :; do sleep 0.1; done'")
     with LlamaServer([str(script)], ready_timeout_s=30) as server:
         assert wait_until(lambda: server.log_text.endswith("\n"))
@@ -475,8 +477,8 @@ while True:
 
 def test_the_log_of_one_that_prints_without_end_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first lines and its last are kept, and it is ready although it never falls silent."""
-    monkeypatch.setattr("planner.engine.server.LogText", lambda: LogText(100_000))
-    monkeypatch.setattr(server_module, "NOISE_S", 0.5)
+    monkeypatch.setattr("planner.engine.process.LogText", lambda: LogText(100_000))
+    monkeypatch.setattr(process_module, "NOISE_S", 0.5)
     (tmp_path / "endless.py").write_text(ENDLESS, encoding="utf-8")
     script = write_engine(tmp_path / "s", serve=f'exec {sys.executable} {tmp_path}/endless.py "$4"')
     with LlamaServer([str(script)], ready_timeout_s=60) as server:
@@ -490,8 +492,8 @@ def test_the_log_of_one_that_prints_without_end_is_bounded(tmp_path: Path, monke
 
 
 def test_a_line_without_end_is_taken_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.engine.server.LogText", lambda: LogText(10_000))
-    monkeypatch.setattr(server_module, "_LONGEST_LINE", 1000)
+    monkeypatch.setattr("planner.engine.process.LogText", lambda: LogText(10_000))
+    monkeypatch.setattr(process_module, "_LONGEST_LINE", 1000)
     script = write_engine(tmp_path / "s", serve="exec tr '\\0' x </dev/zero")
     with LlamaServer([str(script)], ready_timeout_s=0.5) as server:
         with pytest.raises(EngineFault, match="not ready after") as fault:

@@ -23,7 +23,7 @@ from planner.engine.find import Engine
 from planner.engine.library import InstalledLibrary, identify_library
 from planner.engine.library_run import LibraryRun
 from planner.engine.library_settings import context_settings
-from planner.engine.server import Cancelled
+from planner.engine.process import Cancelled
 from planner.engine.smoke import smoke_test
 from planner.errors import UsageError
 from planner.launch import CacheType, resolve_context

@@ -16,7 +16,7 @@ from planner import Launch, Model
 from planner.engine.arguments import server_arguments
 from planner.engine.find import Engine
 from planner.engine.log import ROUNDING_BYTES
-from planner.engine.server import Cancelled
+from planner.engine.process import Cancelled
 from planner.launch import CacheType, resolve_context
 from planner.measure import Progress, measure
 from planner.reconcile.reconciliation import reconcile

@@ -19,7 +19,7 @@ from planner.campaign import Campaign
 from planner.engine.arguments import server_arguments
 from planner.engine.dry_run import Library
 from planner.engine.find import Engine
-from planner.engine.server import Cancelled
+from planner.engine.process import Cancelled
 from planner.errors import EngineError
 from planner.measure import Progress, Speed
 from planner.model.catalogue import CatalogueEntry, find_entry
