@@ -195,7 +195,8 @@ def _device_size(sizes: GraphSizes, device: str, placement: Placement, role: _Ro
         return shared + picked + sizes.further + max(5 * sizes.hidden, 3 * sizes.hidden + attention)
     if role.layers_on_host:
         first = device == role.devices[0]
-        states = 2 + sizes.leaves_gap(first) + sizes.spread[0]
+        spread = -3 * sizes.streamed if _is_last(layers, sizes) else sizes.spread[0]
+        states = 2 + sizes.leaves_gap(first) + spread
         gap = sizes.gap if first and sizes.family == "experts" else 0
         feeds = peak == sizes.feed_forward_on(layers)
         if feeds and (first or not sizes.experts) and not sizes.reads_only(layers):
@@ -218,13 +219,19 @@ def _layers_on(device: str, sizes: GraphSizes, placement: Placement) -> list[int
     return [layer for layer, other in enumerate(placement.layers[: sizes.layers]) if other == device]
 
 
+def _is_last(layers: Sequence[int], sizes: GraphSizes) -> bool:
+    """Whether this is the last layer alone, which computes its feed-forward for the rows of the output."""
+    return list(layers) == [sizes.layers - 1] and sizes.family != "draft"
+
+
 def _device_peak(sizes: GraphSizes, device: str, layers: Sequence[int], placement: Placement, *, scored: int) -> int:
     """The highest of the moments on this device; `scored` of attention finds a place there."""
-    # The last layer computes its feed-forward for the rows of the output alone.
-    last = layers == [sizes.layers - 1] and sizes.family != "draft"
+    last = _is_last(layers, sizes)
     found = sizes.convolved if sizes.convolved <= 2 * sizes.hidden and len(set(placement.layers)) == 1 else 0
     return max(
-        2 * max(sizes.hidden, sizes.queries) if last else sizes.feed_forward_on(layers),
+        max(2 * max(sizes.hidden, sizes.queries), sizes.unpicked * sizes.streamed)
+        if last
+        else sizes.feed_forward_on(layers),
         sizes.recurrence - found,
         sizes.attention - scored + sizes.copies(kind_of_device(device)) if sizes.attends_on(layers) else 0,
         sizes.logits if device == placement.output else 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import oracle
-from benchmarks.accuracy_sources import model_from_metadata
+from benchmarks.accuracy_sources import full_size_models, model_from_metadata
 from benchmarks.compute_sources import (
     Reserved,
     Summary,
@@ -224,3 +225,16 @@ def test_more_rows_of_logits_make_larger_logits_and_nothing_else() -> None:
     few, many = (graph_sizes(shape, layout, ONE_SLOT, context, caches, graph=graph, outputs=rows) for rows in (1, 512))
     assert many.logits == 512 * few.logits
     assert (many.mask, many.attention, many.feed_forward) == (few.mask, few.attention, few.feed_forward)
+
+
+def test_a_buffer_is_never_less_than_nothing(shared: Path) -> None:
+    """Few layers of every full-size model on one card, two and three."""
+    for name, model in full_size_models(shared / "fullsize").items():
+        for cards, layers, users in itertools.product((1, 2, 3), (1, 2, 3, 5, 9), (1, 4)):
+            hardware = Hardware.simulate(ram=512 * GIB, vram=[64 * GIB] * cards)
+            for flash in ("on", "off"):
+                launch = replace(Launch.for_users(users, 512), n_gpu_layers=layers, flash_attn=flash)
+                for one in predict(model, launch, hardware).allocations:
+                    low = one.reserved_bytes if one.low_bytes is None else one.low_bytes
+                    high = one.reserved_bytes if one.high_bytes is None else one.high_bytes
+                    assert 0 <= low <= one.reserved_bytes <= high, (name, launch, one)
