@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import io
+import os
 import signal
 import sys
 from pathlib import Path
@@ -37,7 +38,7 @@ class _LazyGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """`--measure [MODEL]` is the command `measure`, with every option that it has, wherever it stands."""
-        if args and args[0] not in _COMMANDS and (behind := _behind_measure(args)) is not None:
+        if (behind := _behind_measure(args)) is not None:
             args = ["measure", *behind]
         try:
             return super().parse_args(ctx, args)
@@ -61,13 +62,16 @@ class _LazyGroup(click.Group):
 
 
 def _behind_measure(args: list[str]) -> list[str] | None:
-    """The arguments without `--measure` (a model behind its `=` stays); None where it is not among them."""
-    words = args[: args.index("--")] if "--" in args else args
-    place = next((i for i, word in enumerate(words) if word == _MEASURE or word.startswith(f"{_MEASURE}=")), None)
-    if place is None:
+    """The arguments without `--measure`, models behind its `=` last; None where it is not among them, or belongs to
+    a command, or only the version is asked for.
+    """
+    end = args.index("--") if "--" in args else len(args)
+    words, models = args[:end], args[end + 1 :]
+    places = [i for i, word in enumerate(words) if word == _MEASURE or word.startswith(f"{_MEASURE}=")]
+    if not places or "--version" in words or any(word in _COMMANDS for word in words[: places[0]]):
         return None
-    _, _, model = args[place].partition("=")
-    return [*args[:place], *([model] if model else []), *args[place + 1 :]]
+    models += [words[i].partition("=")[2] for i in places if "=" in words[i]]
+    return [*(word for i, word in enumerate(words) if i not in places), *(["--", *models] if models else [])]
 
 
 def _misplaced(options: str, command: str) -> str:
@@ -116,6 +120,9 @@ def cli(ctx: click.Context, engine: Path | None, as_json: bool) -> None:
 
 def main() -> NoReturn:
     """Run the command line and end the process with its exit code."""
+    # None where whoever started us closed them.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a `?` where the locale has no such letter

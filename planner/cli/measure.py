@@ -86,6 +86,8 @@ def measure_command(
     """
     if len(models) > 1:
         raise click.UsageError(f"One model at a time, not {' and '.join(models)}.")
+    if "" in models:
+        raise click.UsageError("MODEL is empty: name a file, or leave it out.")
     model = models[0] if models else None
     if attach is not None:
         from planner.cli.attach import print_attached

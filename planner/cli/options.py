@@ -142,6 +142,8 @@ def is_pasted(words: tuple[str, ...]) -> bool:
 
 def chosen_model(words: tuple[str, ...], named: Path | None) -> Path:
     """The model of a call: the one word, or `--model` in a pasted command, whose program name is left out."""
+    if "" in words:
+        raise click.UsageError("MODEL is empty: name a file.")
     words = tuple(word for word in words if Path(word).name.removesuffix(".exe") != PROGRAM)
     if named is not None and not words:
         return named

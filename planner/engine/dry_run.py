@@ -16,6 +16,7 @@ from planner.engine.dry_run_cache import DryRunCache, answer_key, default_path
 from planner.engine.dry_run_library import Library, library_is_here
 from planner.engine.dry_run_server import server_dry_run
 from planner.engine.find import Engine
+from planner.engine.known import marks
 from planner.engine.library import AnyEngine
 from planner.launch import Launch
 from planner.model.model import Model
@@ -76,5 +77,5 @@ def _key(model: Model, launch: Launch, engine: Engine | Library) -> str:
     if len(engine.devices) > 1 and launch.split_mode != "none" and not launch.tensor_split:
         return ""
     devices = " ".join(f"{device.name} {device.total_bytes}" for device in engine.devices)
-    status = engine.path.stat()
-    return answer_key(model, f"{engine.build} {status.st_size} {status.st_mtime_ns} {devices}", launch)
+    of_file = " ".join(map(str, marks(engine.path.stat()).values()))
+    return answer_key(model, f"{engine.build} {of_file} {devices}", launch)

@@ -59,7 +59,7 @@ class DryRunCache:
 
 def _read(path: Path) -> list[tuple[str, DryRun]]:
     try:
-        lines = path.read_bytes().splitlines()
+        lines = path.read_bytes().splitlines() if path.is_file() else []
     except OSError:
         return []
     answers = []

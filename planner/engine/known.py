@@ -1,7 +1,7 @@
 """What is kept of an engine between runs: what it says of itself, and that it works here.
 
 - Its version and its flags are true as long as the program is the same file. They are kept, and so is that it
-  decoded a token, under path, size and time of the program and of llama.cpp's libraries beside it, where most
+  decoded a token, under path, size, place and times of the program and of llama.cpp's libraries beside it, where most
   builds have nearly everything.
 - A script is asked anew each time, since what it starts may change without it.
 - Devices are never kept. Which there are depends on drivers, on variables of the environment and on what is
@@ -63,7 +63,7 @@ def look_up(program: Path, kept: Path | None = None) -> Known:
     stamp = _stamp(program)
     facts: dict[str, Any] = {}
     with contextlib.suppress(OSError):
-        for line in kept.read_bytes().splitlines():
+        for line in kept.read_bytes().splitlines() if kept.is_file() else ():
             with contextlib.suppress(ValueError, RecursionError, AttributeError, KeyError, TypeError):
                 entry = json.loads(line)
                 said = entry.pop("facts")
@@ -90,19 +90,31 @@ def _stamp(program: Path) -> dict[str, Any]:
         "version": _VERSION,
         "machine": platform.node(),
         "path": str(program),
+        **marks(status),
+        "libraries": _libraries(program if program.is_dir() else program.resolve().parent),
+    }
+
+
+def marks(status: os.stat_result) -> dict[str, int]:
+    """What changes with a file's bytes. Some systems give every file the same time: then its place and the time at
+    which it was put there tell.
+    """
+    return {
         "size": status.st_size,
         "mtime_ns": status.st_mtime_ns,
-        "libraries": _libraries(program if program.is_dir() else program.resolve().parent),
+        "ctime_ns": status.st_ctime_ns,
+        "inode": status.st_ino,
     }
 
 
 def _libraries(folder: Path) -> str:
     """llama.cpp's libraries where a build looks for them: beside the program, or in `lib` beside its folder."""
     found = []
-    for place in (folder, folder.parent / "lib"):
+    places = (folder, folder.parent / "lib", folder.parent / "lib64", *folder.parent.glob("lib/*-linux-gnu*"))
+    for place in places:
         with contextlib.suppress(OSError), os.scandir(place) as entries:
             for entry in entries:
                 if _LIBRARY.match(entry.name):
                     status = entry.stat()
-                    found.append((entry.name, status.st_size, status.st_mtime_ns))
+                    found.append((entry.name, *marks(status).values()))
     return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:16]

@@ -19,7 +19,7 @@ from planner.memory.program import LLAMA_SERVER, Program
 from planner.memory.server import plan_drivers, plan_growth, plan_overhead
 from planner.memory.unknown import guess_plan
 from planner.memory.weights import plan_weights
-from planner.model.architectures import UNSUPPORTED
+from planner.model.architectures import DIFFUSION, UNSUPPORTED
 from planner.model.ggml_types import type_named
 from planner.model.hyperparameters import Hyperparameters
 from planner.model.layout import MemoryLayout
@@ -182,6 +182,8 @@ def _notes(
         )
     if not model.tensors:
         notes.append("The file holds metadata and no tensor, so its weights count as 0.")
+    if model.architecture in DIFFUSION:
+        notes.append("This model makes text by diffusion: llama-server loads it, and answers no request.")
     if model.is_ghost:
         notes.append("This is a ghost: a true header with a hole where the weights would be.")
     if launch.cache_ram < 0:

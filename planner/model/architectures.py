@@ -306,3 +306,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "dflash": "it drafts for another model and cannot run alone",
 }
 """Architectures whose files llama-server refuses as a model, and why."""
+
+DIFFUSION = ("dream", "llada", "llada-moe", "rnd1")
+"""Architectures that make text by diffusion: llama-server loads them, and answers no request."""

@@ -181,6 +181,8 @@ def notes(plan: MemoryPlan) -> tuple[str, ...]:
         limits.append(f"--cache-ram {launch.cache_ram} (else {usual.cache_ram})")
     if launch.ctx_checkpoints != usual.ctx_checkpoints:
         limits.append(f"--ctx-checkpoints {launch.ctx_checkpoints} (else {usual.ctx_checkpoints})")
+    if not (launch.cache_ram or launch.ctx_checkpoints):
+        return (*plan.notes, "Nothing is kept of a conversation that has ended.")
     if limits:
         return (*plan.notes, f"So that growth stays within memory: {' and '.join(limits)}.")
     return plan.notes

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from fake_engines import MISSING_LIBRARY, write_engine, write_script
-from planner_process import Planner
+from planner_process import Planner, planner_command
 from samples import assert_sizes_are_named, gguf
 
 from planner.engine.find import embedded_path
@@ -304,3 +306,29 @@ def test_options_of_a_measurement_need_one(fails: Fails, words: str) -> None:
 )
 def test_measure_takes_the_same_options_with_and_without_dashes(fails: Fails, smollm_path: Path, words: str) -> None:
     assert "'200%' is no part of a context" in fails(2, *words.format(smollm_path).split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--measure=-dash.gguf", "There is no file -dash.gguf"),
+        ("--measure a --measure b", "One model at a time, not a and b"),
+        ("--measure a --measure=b", "One model at a time, not a and b"),
+        ("--json plan m.gguf --measure", "Put --json behind plan"),
+        ("--measure=", "MODEL is empty"),
+    ],
+)
+def test_odd_ways_to_write_it(fails: Fails, words: str, said: str) -> None:
+    assert said in " ".join(str(fails(2 if "no file" not in said else 1, *words.split())).split())
+
+
+def test_the_version_is_told_whatever_stands_beside_it(planner: Planner) -> None:
+    assert planner("--version", "--measure").stdout.startswith("planner, version ")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell closes them")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_streams_that_were_closed_do_no_harm(smollm_path: Path, tmp_path: Path, closed: str) -> None:
+    words = shlex.join(map(str, planner_command("plan", smollm_path, "--context", 512)))
+    result = subprocess.run(["/bin/sh", "-c", f"{words} {closed}"], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")

@@ -131,6 +131,23 @@ def test_a_library_beside_it_makes_another_program_of_it(program: Path, library:
     assert look_up(program).facts == {}
 
 
+def test_other_bytes_of_the_same_size_and_time_are_another_program(program: Path) -> None:
+    """As where every file has the time 1, or that of a release."""
+    os.utime(program, (1, 1))
+    look_up(program).add(works=True)
+    assert look_up(program).facts == {"works": True}
+    size = program.stat().st_size
+    program.write_bytes(b"x" * size)
+    os.utime(program, (1, 1))
+    assert look_up(program).facts == {}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
+def test_what_is_no_file_is_not_waited_for(program: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "engines.jsonl")
+    assert look_up(program, tmp_path / "engines.jsonl").facts == {}
+
+
 def test_a_link_is_looked_through_to_the_libraries(program: Path, tmp_path: Path) -> None:
     link = tmp_path / "llama-server"
     link.symlink_to(program)
