@@ -180,3 +180,9 @@ def test_a_command_over_several_lines_is_the_same_command() -> None:
     for width in (20, 40, 200):
         assert shlex.split(text.continued(command, width).replace("\\\n", "")) == shlex.split(command)
     assert text.continued("/opt/llama-server --model '/my models/a.gguf'", 20).count("\n") == 0
+
+
+def test_a_launch_that_keeps_nothing_says_so_and_names_no_limit() -> None:
+    plan = a_cell().plan
+    kept = replace(plan, launch=replace(plan.launch, cache_ram=0, ctx_checkpoints=0))
+    assert text.notes(kept) == ("Nothing is kept of a conversation that has ended.",)
