@@ -127,8 +127,8 @@ def run_cells(
 
     Memory is looked at anew before each, and an engine that fails with one launch is still tried with the
     next; each result is on disk before the next one starts, and cells that `sweep` has done are not done again.
-    Raises DoesNotFitError before anything is started when none fits, PlannerError when the record cannot be
-    written, and the first EngineError when every launch failed.
+    Raises DoesNotFitError before anything is started when none fits and none was measured before, PlannerError when
+    the record cannot be written, and the first EngineError when every launch failed.
     """
     sweep = sweep or Sweep("")
     load = load or Load()
@@ -143,7 +143,7 @@ def run_cells(
         cancelled=cancelled,
     )
     left = [(index, cell) for index, cell in enumerate(cells) if cell.name not in sweep.ended]
-    if left and not force:
+    if left and not sweep.ended and not force:
         check_fits(job.plans([cell for _, cell in left]))
     if record is not None:
         record.check_writable()
@@ -295,6 +295,7 @@ def _candidate(run: Reconciliation) -> Candidate:
         plan=run.plan,
         resident_bytes=run.plan.resident_bytes(device=CPU_DEVICE) if measured is None else measured,
         generated_tokens_per_s=run.measurement.everyone.generated_tokens_per_s,
+        may_start=may_start(run.plan),
     )
 
 
@@ -306,6 +307,7 @@ def _told_candidate(plan: MemoryPlan, document: Document) -> Candidate:
         plan=plan,
         resident_bytes=measured["steady"]["resident_bytes"] or plan.resident_bytes(device=CPU_DEVICE),
         generated_tokens_per_s=measured["everyone"]["generated_tokens_per_s"],
+        may_start=may_start(plan),
     )
 
 

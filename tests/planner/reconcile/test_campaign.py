@@ -11,7 +11,7 @@ from fake_engines import write_engine
 
 from planner import Hardware, Launch, Model, Verdict, predict
 from planner import campaign as module
-from planner.campaign import check_fits, run_campaign, run_cells
+from planner.campaign import check_fits, may_start, run_campaign, run_cells
 from planner.cli.render_run import render_campaign
 from planner.engine.find import Engine, EngineDevice, identify
 from planner.errors import DoesNotFitError, EngineError, PlannerError
@@ -151,6 +151,24 @@ def test_what_was_forced_is_not_recommended_and_that_is_said(
     assert campaign.recommendation is None
     said = render_campaign(campaign)
     assert said.endswith("None is recommended: each would leave this machine too little memory.")
+
+
+def test_what_was_forced_below_the_floor_is_not_recommended_though_it_just_fits(
+    gemma: Model, launches: tuple[Launch, ...], engine: Engine, record: Record, came_true: list[Launch]
+) -> None:
+    """It leaves something, but less than a run must leave alone; also where it was measured before."""
+    lean = replace(launches[0], cache_ram=0, ctx_checkpoints=0)
+    needed = predict(gemma, lean, Hardware.simulate(ram=16 * GIB)).bytes()
+    ram = int((needed - MIB) / 0.975)
+    plan = predict(gemma, lean, Hardware.simulate(ram=ram))
+    assert plan.verdict is Verdict.TIGHT and not may_start(plan)
+    cells = [Cell(lean, engine, "lean")]
+    sweep = begin_sweep(gemma, cells, Load(), record, resume=False)
+    assert run_cells(gemma, cells, record, sweep=sweep, force=True, detect=machine(ram)).recommendation is None
+    again = begin_sweep(gemma, cells, Load(), record, resume=True)
+    campaign = run_cells(gemma, cells, record, sweep=again, force=True, detect=machine(ram))
+    assert campaign.recommendation is None
+    assert len(campaign.documents) == len(came_true) == 1
 
 
 def test_what_does_not_fit_is_left_out_and_named(
@@ -299,6 +317,22 @@ def test_a_sweep_that_was_cut_off_goes_on_where_it_stopped(
     assert len(campaign.runs) == 13
     assert campaign.recommendation is None  # people and contexts differ
     assert len(begin_sweep(gemma, cells, Load(), record, resume=True).ended) == 16
+
+
+def test_a_resumed_sweep_of_which_only_what_does_not_fit_is_left_tells_what_it_has(
+    gemma: Model, launches: tuple[Launch, ...], engine: Engine, record: Record, came_true: list[Launch]
+) -> None:
+    needs = [predict(gemma, launch, Hardware.simulate(ram=16 * GIB)).bytes() for launch in launches[:2]]
+    detect = machine(sum(needs) // 2)
+    cells = [Cell(launch, engine, launch.cache_type_k) for launch in launches[:2]]
+    for _ in range(2):
+        sweep = begin_sweep(gemma, cells, Load(), record, resume=True)
+        campaign = run_cells(gemma, cells, record, sweep=sweep, detect=detect)
+        assert [plan.launch.cache_type_k for plan in campaign.not_run] == ["f16"]
+        assert [document["sweep"]["cell"] for document in campaign.documents] == ["q8_0"]
+        assert campaign.recommendation is not None
+    assert [launch.cache_type_k for launch in came_true] == ["q8_0"]
+    assert "q8_0" in render_campaign(campaign).splitlines()[3]  # the table
 
 
 def test_only_the_same_question_goes_on(
