@@ -14,7 +14,7 @@ from planner import campaign as module
 from planner.campaign import check_fits, may_start, run_campaign, run_cells
 from planner.cli.render_run import render_campaign
 from planner.engine.find import Engine, EngineDevice, identify
-from planner.errors import DoesNotFitError, EngineError, PlannerError
+from planner.errors import DoesNotFitError, EngineError, PlannerError, UsageError
 from planner.fit import MAIN_CACHE_TYPES
 from planner.measure import Load, Measurement, Progress
 from planner.reconcile.record import Record
@@ -293,6 +293,29 @@ def test_a_sweep_is_every_combination(cells: tuple[Cell, ...]) -> None:
         (users, context) for users in (1, 2) for context in (512, 4096)
     }
     assert cells[0].name.startswith("f16, 1 x 512, 0abc123 (")
+
+
+def test_what_asks_the_same_is_measured_once(gemma: Model, hardware: Hardware, engine: Engine, tmp_path: Path) -> None:
+    """By an engine named twice, by a link to it, by contexts that round to one, by a type named twice."""
+    link = tmp_path / "another-name"
+    link.symlink_to(engine.path)
+    copy = write_engine(tmp_path / "copy")
+    engines = [engine, engine, replace(engine, path=link), replace(engine, path=copy)]
+    cells = cells_for(
+        gemma, hardware, engines, users=[1, 1], contexts=[1, 2, 256, 257], cache_types=["f16", "q8_0", "f16"]
+    )
+    assert [(cell.engine.path, cell.launch.ctx_size, cell.launch.cache_type_k) for cell in cells] == [
+        (path, ctx_size, cache_type)
+        for path in (engine.path, copy)
+        for ctx_size in (256, 512)
+        for cache_type in ("f16", "q8_0")
+    ]
+    assert len({cell.name for cell in cells}) == len(cells)
+
+
+def test_more_than_can_be_planned_is_refused(gemma: Model, hardware: Hardware, engine: Engine) -> None:
+    with pytest.raises(UsageError, match=r"These are 180,000 measurements; ask for 1,000 at most at once\."):
+        cells_for(gemma, hardware, [engine], users=range(1, 301), contexts=range(1, 201), cache_types=MAIN_CACHE_TYPES)
 
 
 def test_a_sweep_that_was_cut_off_goes_on_where_it_stopped(
