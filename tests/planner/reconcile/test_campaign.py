@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,12 @@ from fake_engines import write_engine
 from planner import Hardware, Launch, Model, Verdict, predict
 from planner import campaign as module
 from planner.campaign import check_fits, may_start, run_campaign, run_cells
-from planner.cli.render_run import render_campaign
+from planner.cli.render_run import render_campaign, short_name
 from planner.engine.find import Engine, EngineDevice, identify
-from planner.errors import DoesNotFitError, EngineError, PlannerError, UsageError
+from planner.engine.process import Cancelled
+from planner.engine.smoke import smoke_test
+from planner.errors import DoesNotFitError, EngineError, ModelError, PlannerError, UsageError
+from planner.export.documents import measure_document
 from planner.fit import MAIN_CACHE_TYPES
 from planner.measure import Load, Measurement, Progress
 from planner.reconcile.record import Record
@@ -186,7 +190,7 @@ def test_what_does_not_fit_is_left_out_and_named(
         detect=machine(ram),
         on_run=lambda run: seen.append(run.plan.launch.cache_type_k),
     )
-    assert [plan.launch.cache_type_k for plan in campaign.not_run] == ["f16"]
+    assert [left.plan.launch.cache_type_k for left in campaign.not_run] == ["f16"]
     assert [launch.cache_type_k for launch in came_true] == seen == ["q8_0", "q4_0"]
     assert len(record.history().runs) == 2
     assert campaign.recommendation is not None
@@ -204,7 +208,7 @@ def test_what_was_not_started_is_not_recommended(
     verdicts = [predict(gemma, launch, Hardware.simulate(ram=ram)).verdict for launch in launches]
     assert verdicts == [Verdict.TIGHT, Verdict.TIGHT]
     campaign = run_campaign(gemma, launches, engine, record, detect=machine(ram))
-    assert [plan.launch.cache_type_k for plan in campaign.not_run] == ["f16"]
+    assert [left.plan.launch.cache_type_k for left in campaign.not_run] == ["f16"]
     assert campaign.recommendation is not None
     assert campaign.recommendation.launch == came_true[0] == launches[1]
     assert "where f16 would leave too little memory" in campaign.recommendation.reason
@@ -351,7 +355,7 @@ def test_a_resumed_sweep_of_which_only_what_does_not_fit_is_left_tells_what_it_h
     for _ in range(2):
         sweep = begin_sweep(gemma, cells, Load(), record, resume=True)
         campaign = run_cells(gemma, cells, record, sweep=sweep, detect=detect)
-        assert [plan.launch.cache_type_k for plan in campaign.not_run] == ["f16"]
+        assert [left.plan.launch.cache_type_k for left in campaign.not_run] == ["f16"]
         assert [document["sweep"]["cell"] for document in campaign.documents] == ["q8_0"]
         assert campaign.recommendation is not None
     assert [launch.cache_type_k for launch in came_true] == ["q8_0"]
@@ -410,3 +414,156 @@ def test_an_engine_that_fails_does_not_keep_another_from_being_measured(
     campaign = run_cells(gemma, cells, record, detect=machine(64 * GIB))
     assert [str(failure.error) for failure in campaign.failed] == ["it does not work here."]
     assert len(campaign.runs) == len(came_true) == 1
+
+
+def test_an_engine_that_disappears_costs_its_own_cells(
+    gemma: Model, hardware: Hardware, engine: Engine, record: Record, came_true: list[Launch], tmp_path: Path
+) -> None:
+    """Its report is told all the same, and which cells of which engine it cost."""
+    gone = replace(engine, path=tmp_path / "gone", version="1 (0abc999)")
+    kept = tmp_path / "engines.jsonl"
+    cells = cells_for(gemma, hardware, [engine, gone], users=[1], contexts=[512, 1024], cache_types=["f16"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "smoke_test", lambda asked, **_: asked is gone and smoke_test(asked, kept=kept))
+        campaign = run_cells(gemma, cells, record, detect=machine(64 * GIB))
+    assert len(campaign.runs) == len(came_true) == len(record.history().runs) == 2
+    assert [failure.cell for failure in campaign.failed] == list(cells[2:])
+    said = " ".join(render_campaign(campaign).split())
+    for context in ("512", "1k"):
+        assert f"Failed f16 1x{context} 0abc999: The engine {gone.path} is gone (No such file or directory)" in said
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied", "/a/file"), ModelError("/a/file is gone.")])
+def test_what_one_cell_meets_does_not_end_the_others(
+    gemma: Model, cells: tuple[Cell, ...], came_true: list[Launch], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    smoked: list[None] = []
+
+    def smoke_test(*_args: object, **_options: object) -> None:
+        smoked.append(None)
+        if len(smoked) == 1:
+            raise error
+
+    monkeypatch.setattr(module, "smoke_test", smoke_test)
+    campaign = run_cells(gemma, cells[:2], None, detect=machine(64 * GIB))
+    (failure,) = campaign.failed
+    assert failure.cell == cells[0]
+    assert str(failure.error) in ("Permission denied: /a/file.", "/a/file is gone.")
+    assert came_true == [cells[1].launch]
+    smoked.clear()
+    with pytest.raises(PlannerError, match="/a/file"):  # nothing else was measured
+        run_cells(gemma, cells[:1], None, detect=machine(64 * GIB))
+
+
+def test_a_dry_run_is_no_condition(
+    gemma: Model, cells: tuple[Cell, ...], came_true: list[Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dry_run(*_args: object, **_options: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/a/file")
+
+    monkeypatch.setattr(module, "dry_run", dry_run)
+    assert len(run_cells(gemma, cells[:1], None, detect=machine(64 * GIB)).runs) == len(came_true) == 1
+
+
+@pytest.mark.parametrize("ending", [Cancelled(), KeyboardInterrupt()])
+def test_who_stops_stops_them_all(
+    gemma: Model,
+    cells: tuple[Cell, ...],
+    came_true: list[Launch],
+    monkeypatch: pytest.MonkeyPatch,
+    ending: BaseException,
+) -> None:
+    def smoke_test(*_args: object, **_options: object) -> None:
+        raise ending
+
+    monkeypatch.setattr(module, "smoke_test", smoke_test)
+    with pytest.raises(type(ending)):
+        run_cells(gemma, cells, None, detect=machine(64 * GIB))
+    assert came_true == []
+
+
+def test_a_record_that_fills_the_disk_ends_a_sweep(
+    gemma: Model, cells: tuple[Cell, ...], record: Record, came_true: list[Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def append(*_args: object) -> None:
+        raise PlannerError("Measurements cannot be kept.")
+
+    monkeypatch.setattr(Record, "append", append)
+    with pytest.raises(PlannerError, match="cannot be kept"):
+        run_cells(gemma, cells, record, detect=machine(64 * GIB))
+    assert len(came_true) == 1
+
+
+def replaced(path: Path, by: Path) -> None:
+    """As an editor or a download does it: another file takes the name."""
+    (other := path.with_name("other")).write_bytes(by.read_bytes())
+    other.rename(path)
+
+
+@pytest.mark.parametrize("change", ["replaced", "touched", "deleted"])
+def test_a_model_that_is_not_the_same_file_any_more_is_not_recorded(
+    smollm_path: Path,
+    hardware: Hardware,
+    engine: Engine,
+    record: Record,
+    measured: Callable[..., Measurement],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    change: str,
+) -> None:
+    """It is changed while the second of four cells is measured: that one's figures are of either file."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(smollm_path.read_bytes())
+    model = Model.open(path)
+    started: list[Launch] = []
+
+    def measure(_model: Model, launch: Launch, *_args: object, **_options: object) -> Measurement:
+        started.append(launch)
+        if len(started) == 2:
+            match change:
+                case "replaced":
+                    replaced(path, smollm_path)
+                case "touched":
+                    os.utime(path, ns=(0, 0))
+                case "deleted":
+                    path.unlink()
+        return measured(predict(model, launch, hardware))
+
+    monkeypatch.setattr(module, "measure", measure)
+    monkeypatch.setattr(module, "smoke_test", lambda *_args, **_options: None)
+    cells = cells_for(model, hardware, [engine], users=[1, 2], contexts=[512, 1024], cache_types=["f16"])
+    campaign = run_cells(model, cells, record, detect=machine(64 * GIB))
+    assert [run.measurement.launch for run in campaign.runs] == [cells[0].launch]
+    assert len(record.history().runs) == 1
+    assert len(started) == 2  # none is started after it
+    said = "is gone (No such file or directory)" if change == "deleted" else "was replaced since it was read"
+    assert [failure.cell for failure in campaign.failed] == list(cells[1:])
+    assert all(f"{path} {said}; nothing of it is recorded." in str(failure.error) for failure in campaign.failed)
+
+
+def test_cells_are_told_from_each_other_by_what_differs(cells: tuple[Cell, ...], engine: Engine) -> None:
+    assert short_name(cells[0], cells[:2]) == "f16"
+    assert [short_name(cell, cells[:8]) for cell in cells[1:3]] == ["q8_0 1x512", "f16 1x4k"]
+    elsewhere = [replace(cell, engine=replace(engine, path=Path("/other/llama-server"))) for cell in cells[:2]]
+    both = [*cells[:2], *elsewhere]
+    assert [short_name(cell, both) for cell in both[1:3]] == [
+        f"q8_0 0abc123 ({engine.path})",
+        "f16 0abc123 (/other/llama-server)",
+    ]
+
+
+def test_the_document_names_the_engine_of_what_was_not_measured(
+    gemma: Model, hardware: Hardware, cells: tuple[Cell, ...]
+) -> None:
+    launch, engine = cells[0].launch, cells[0].engine
+    plan = predict(gemma, launch, hardware)
+    document = measure_document(gemma, hardware, [], [(plan, engine)], [(launch, engine, "it died.")], None, None)
+    named = {
+        "version": engine.version,
+        "build": "0abc123",
+        "backends": list(engine.backends),
+        "path": str(engine.path),
+    }
+    assert [entry["engine"] for entry in document["not_run"] + document["failed"]] == [named, named]
+    assert document["failed"][0]["error"] == "it died."
+    assert document["not_run"][0]["verdict"] == "fits"
