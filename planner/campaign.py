@@ -14,7 +14,7 @@ from typing import Any
 from planner.engine.dry_run import DryRun, dry_run, who_answers
 from planner.engine.library import AnyEngine
 from planner.engine.smoke import SMOKE_TIMEOUT_S, smoke_test
-from planner.errors import DoesNotFitError, EngineError
+from planner.errors import DoesNotFitError, EngineError, PlannerError, words_of
 from planner.export.documents import command_of, run_document
 from planner.fit import Candidate, Recommendation, recommend
 from planner.hardware import CPU_DEVICE, Hardware
@@ -35,10 +35,18 @@ from planner.sweeps import Cell, Document, Sweep, machine_of
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A launch that was started and came to nothing."""
+    """A cell that came to nothing: its engine died, refused or hung, or its program or its model is gone."""
 
-    launch: Launch
-    error: EngineError
+    cell: Cell
+    error: PlannerError
+
+
+@dataclass(frozen=True, slots=True)
+class NotRun:
+    """A cell that is predicted not to fit, so that nothing was started."""
+
+    cell: Cell
+    plan: MemoryPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +54,16 @@ class Campaign:
     """What came of it."""
 
     runs: tuple[Reconciliation, ...]
-    not_run: tuple[MemoryPlan, ...]
-    """Launches that were predicted not to fit, so that nothing was started."""
+    not_run: tuple[NotRun, ...]
     failed: tuple[Failure, ...]
-    """Launches whose engine died, refused or hung, while another one ran."""
+    """What came to nothing while something else was measured."""
     recommendation: Recommendation | None
     comparable: bool = True
     """Whether one could be recommended: all serve the same people but for the cache type."""
     documents: tuple[Document, ...] = ()
     """The report of every cell that was measured, in this call or before the sweep was cut off."""
+    cells: tuple[Cell, ...] = ()
+    """All that was asked for."""
 
     @property
     def recommended_command(self) -> str | None:
@@ -125,10 +134,11 @@ def run_cells(
 ) -> Campaign:
     """Measure every cell that fits, one after the other, and recommend one of them.
 
-    Memory is looked at anew before each, and an engine that fails with one launch is still tried with the
-    next; each result is on disk before the next one starts, and cells that `sweep` has done are not done again.
-    Raises DoesNotFitError before anything is started when none fits, PlannerError when the record cannot be
-    written, and the first EngineError when every launch failed.
+    Memory is looked at anew before each. One that fails, by its engine or because a file is gone, does not keep the
+    next from being tried; each result is on disk before the next one starts, and cells that `sweep` has done are not
+    done again.
+    Raises DoesNotFitError before anything is started when none fits and none was measured before, PlannerError when
+    the record cannot be written, and the first cell's error when every one failed.
     """
     sweep = sweep or Sweep("")
     load = load or Load()
@@ -143,22 +153,21 @@ def run_cells(
         cancelled=cancelled,
     )
     left = [(index, cell) for index, cell in enumerate(cells) if cell.name not in sweep.ended]
-    if left and not force:
+    if left and not sweep.ended and not force:
         check_fits(job.plans([cell for _, cell in left]))
     if record is not None:
         record.check_writable()
     came = _Came(documents=dict(sweep.ended))
     with contextlib.nullcontext() if record is None else alone(record.folder):
         for index, cell in left:
-            plan = job.plan(cell)
-            if not may_start(plan) and not force:
-                came.not_run.append(plan)
+            came_of_it = job.attempt(index, cell, force=force)
+            if isinstance(came_of_it, NotRun):
+                came.not_run.append(came_of_it)
                 continue
-            try:
-                run = job.run(index, cell, plan)
-            except EngineError as error:
-                came.failed.append(Failure(cell.launch, error))
+            if isinstance(came_of_it, Failure):
+                came.failed.append(came_of_it)
                 continue
+            run = came_of_it
             document = job.document(run, sweep, cell)
             if record is not None:
                 record.append(model, run, document)
@@ -178,12 +187,12 @@ class _Came:
 
     documents: dict[str, Document]
     runs: list[Reconciliation] = field(default_factory=list)
-    not_run: list[MemoryPlan] = field(default_factory=list)
+    not_run: list[NotRun] = field(default_factory=list)
     failed: list[Failure] = field(default_factory=list)
 
     def to_campaign(self, cells: Sequence[Cell], earlier: Sequence[Candidate]) -> Campaign:
         """The whole, with one of them recommended where they can be compared."""
-        candidates = [*earlier, *map(_candidate, self.runs), *map(_not_started, self.not_run)]
+        candidates = [*earlier, *map(_candidate, self.runs), *(_not_started(left.plan) for left in self.not_run)]
         comparable = _comparable(cells)
         return Campaign(
             runs=tuple(self.runs),
@@ -192,6 +201,7 @@ class _Came:
             recommendation=recommend(candidates) if comparable else None,
             comparable=comparable,
             documents=tuple(self.documents[cell.name] for cell in cells if cell.name in self.documents),
+            cells=tuple(cells),
         )
 
 
@@ -243,8 +253,21 @@ class _Job:
             program=cell.engine.program,
         )
 
+    def attempt(self, index: int, cell: Cell, *, force: bool) -> Reconciliation | NotRun | Failure:
+        """Plan a cell and measure it, where it fits or is forced. Raises Cancelled."""
+        try:
+            self.model.check_same_files()
+            plan = self.plan(cell)
+            return self.run(index, cell, plan) if force or may_start(plan) else NotRun(cell, plan)
+        except PlannerError as error:
+            return Failure(cell, error)
+        except OSError as error:
+            return Failure(cell, EngineError(words_of(error)))
+
     def run(self, index: int, cell: Cell, plan: MemoryPlan) -> Reconciliation:
-        """Measure a cell and hold it against its prediction. Raises EngineError and Cancelled."""
+        """Measure a cell and hold it against its prediction. Raises PlannerError, OSError and Cancelled; also where
+        its model is not the file any more that the prediction is of.
+        """
         smoke_timeout_s = min(self.ready_timeout_s, SMOKE_TIMEOUT_S)
         smoke_test(cell.engine, cancelled=self.cancelled, ready_timeout_s=smoke_timeout_s)
         told = self.told(cell)
@@ -262,6 +285,7 @@ class _Job:
             cancelled=self.cancelled,
             ready_timeout_s=self.ready_timeout_s,
         )
+        self.model.check_same_files()
         return reconcile(plan, measurement, told)
 
     def told(self, cell: Cell) -> DryRun | None:
@@ -269,7 +293,7 @@ class _Job:
         try:
             with who_answers(cell.engine) as answerer:
                 return dry_run(self.model, cell.launch, answerer, cancelled=self.cancelled)
-        except EngineError:
+        except (PlannerError, OSError):
             return None
 
     def document(self, run: Reconciliation, sweep: Sweep, cell: Cell) -> Document:
@@ -295,6 +319,7 @@ def _candidate(run: Reconciliation) -> Candidate:
         plan=run.plan,
         resident_bytes=run.plan.resident_bytes(device=CPU_DEVICE) if measured is None else measured,
         generated_tokens_per_s=run.measurement.everyone.generated_tokens_per_s,
+        may_start=may_start(run.plan),
     )
 
 
@@ -306,6 +331,7 @@ def _told_candidate(plan: MemoryPlan, document: Document) -> Candidate:
         plan=plan,
         resident_bytes=measured["steady"]["resident_bytes"] or plan.resident_bytes(device=CPU_DEVICE),
         generated_tokens_per_s=measured["everyone"]["generated_tokens_per_s"],
+        may_start=may_start(plan),
     )
 
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from planner.engine.library import AnyEngine, look_again
-from planner.errors import EngineError
+from planner.errors import EngineError, UsageError
 from planner.fit import bound_growth, fit_layers
 from planner.hardware import Hardware
 from planner.launch import CacheType, Launch
@@ -25,6 +28,8 @@ from planner.reconcile.record import Record
 
 DEFAULT_USERS = 2
 DEFAULT_CONTEXT = 8192
+MOST_CELLS = 1000
+"""More would take days to measure, and long to plan before the first."""
 
 Document = dict[str, Any]
 
@@ -89,21 +94,24 @@ def cells_for(
     cache_types: Sequence[CacheType],
     unified: bool = False,
 ) -> tuple[Cell, ...]:
-    """Every combination, engine by engine, from few people and short contexts to many and long."""
-    return tuple(
-        Cell(engine.launch(launch), engine, _cell_name(launch.cache_type_k, count, context, engine, unified=unified))
-        for engine in engines
-        for count in users
-        for context in contexts
+    """Every combination, engine by engine, from few people and short contexts to many and long; what asks the same
+    as one before it, by an engine's other name or a context that is rounded to the same, is left out.
+
+    Raises UsageError where they are too many.
+    """
+    count = math.prod(len(set(choice)) for choice in (engines, users, contexts, cache_types))
+    if count > MOST_CELLS:
+        raise UsageError(f"These are {count:,} measurements; ask for {MOST_CELLS:,} at most at once.")
+    cells: dict[tuple[Launch, Path, str], Cell] = {}
+    for engine, people, context in itertools.product(engines, users, contexts):
+        seen = seen_by(engine, hardware)
         for launch in launches_for(
-            model,
-            seen_by(engine, hardware),
-            users=count,
-            ctx_per_user=context,
-            unified=unified,
-            cache_types=cache_types,
-        )
-    )
+            model, seen, users=people, ctx_per_user=context, unified=unified, cache_types=cache_types
+        ):
+            name = _cell_name(launch.cache_type_k, people, context, engine, unified=unified)
+            able = engine.launch(launch)
+            cells.setdefault((able, engine.path.resolve(), engine.build), Cell(able, engine, name))
+    return tuple(cells.values())
 
 
 def _cell_name(cache_type: CacheType, users: int, context: int, engine: AnyEngine, *, unified: bool) -> str:

@@ -15,7 +15,7 @@ from planner.cli.chosen import chosen_model, default_context
 from planner.cli.options import cache_types, numbers, part
 from planner.cli.progress import ProgressLine
 from planner.cli.render import format_count, labelled, render_hardware
-from planner.cli.render_run import render_campaign, render_run
+from planner.cli.render_run import render_campaign, render_run, short_name
 from planner.engine.library import AnyEngine, find_any_engine
 from planner.export.documents import measure_document
 from planner.fit import MAIN_CACHE_TYPES
@@ -29,8 +29,8 @@ from planner.measure.runner import check_able
 from planner.model import Model
 from planner.reconcile.reconciliation import Reconciliation
 from planner.reconcile.record import Record, default_folder
-from planner.sweeps import DEFAULT_USERS, Cell, begin_sweep, cells_for, seen_by
-from planner.units import format_bytes, format_tokens
+from planner.sweeps import DEFAULT_USERS, begin_sweep, cells_for, seen_by
+from planner.units import format_bytes
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -160,10 +160,10 @@ def run_measure(
         )
         sweep = begin_sweep(opened, cells, load, record, resume=resume)
         if not as_json:
-            click.echo(_opening(opened, why, hardware, found))
+            click.echo(_opening(opened, why, hardware, list(dict.fromkeys(cell.engine for cell in cells))))
             if sweep.ended:
                 click.echo(labelled("Resumed", f"{len(sweep.ended)} of {len(cells)} were measured before."))
-        line = ProgressLine([_short_name(cell, cells) for cell in cells])
+        line = ProgressLine([short_name(cell, cells) for cell in cells])
 
         def show(run: Reconciliation) -> None:
             line.clear()
@@ -190,22 +190,14 @@ def run_measure(
                 opened,
                 hardware,
                 campaign.documents,
-                campaign.not_run,
-                [(failure.launch, str(failure.error)) for failure in campaign.failed],
+                [(left.plan, left.cell.engine) for left in campaign.not_run],
+                [(failure.cell.launch, failure.cell.engine, str(failure.error)) for failure in campaign.failed],
                 campaign.recommendation,
                 campaign.recommended_command,
             )
             click.echo(json.dumps({**document, "model_chosen_because": why}, indent=2))
         else:
             click.echo(render_campaign(campaign))
-
-
-def _short_name(cell: Cell, cells: Sequence[Cell]) -> str:
-    """What tells this cell from the others; its cache type always."""
-    launch = cell.launch
-    if len({(other.launch.slots, other.launch.ctx_size) for other in cells}) == 1:
-        return launch.cache_type_k
-    return f"{launch.cache_type_k} {launch.slots}x{format_tokens(launch.ctx_size // launch.slots)}"
 
 
 def _opening(model: Model, why: str, hardware: Hardware, engines: Sequence[AnyEngine]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner.campaign import Campaign
 from planner.cli.render import labelled, launch_summary, render_table
 from planner.measure import Measurement, Phase, Soak, Speed
@@ -10,7 +12,7 @@ from planner.measure.measurement import DevicePeak
 from planner.memory import Verdict
 from planner.reconcile.held import PROCESS
 from planner.reconcile.reconciliation import Reconciliation, Row
-from planner.sweeps import Document
+from planner.sweeps import Cell, Document
 from planner.units import MIB, format_bytes, format_mib, format_tokens, signed_mib
 
 _RUN_HEADER = ("MiB", "predicted", "dry run", "measured", "delta", "cause")
@@ -161,9 +163,9 @@ def render_campaign(campaign: Campaign) -> str:
     if len(campaign.documents) > len(campaign.runs) or (campaign.documents and campaign.recommendation is None):
         lines += [render_table(_SWEEP_HEADER, map(_sweep_row, campaign.documents), "lrrrrrrl"), ""]
     for failure in campaign.failed:
-        lines.append(labelled("Failed", f"{failure.launch.cache_type_k}: {failure.error}"))
-    for plan in campaign.not_run:
-        lines.append(labelled("Not run", f"{plan.launch.cache_type_k}: {plan.verdict_reason}"))
+        lines.append(labelled("Failed", f"{short_name(failure.cell, campaign.cells)}: {failure.error}"))
+    for left in campaign.not_run:
+        lines.append(labelled("Not run", f"{short_name(left.cell, campaign.cells)}: {left.plan.verdict_reason}"))
     if campaign.recommendation is None and not campaign.comparable:
         return "\n".join(lines).rstrip()
     if campaign.recommendation is None:
@@ -173,6 +175,19 @@ def render_campaign(campaign: Campaign) -> str:
     if campaign.recommended_command is None:
         return "\n".join([*lines, labelled("", THROUGH_LIBRARY)])
     return "\n".join([*lines, labelled("", _what_ran(campaign)), "", f"    {campaign.recommended_command}"])
+
+
+def short_name(cell: Cell, cells: Sequence[Cell]) -> str:
+    """What tells this cell from the others: its cache type always, its people, tokens and engine where they differ."""
+    launch, engine = cell.launch, cell.engine
+    parts: list[str] = [launch.cache_type_k]
+    if len({(other.launch.slots, other.launch.ctx_size) for other in cells}) > 1:
+        parts.append(f"{launch.slots}x{format_tokens(launch.ctx_size // launch.slots)}")
+    builds = {other.engine.path: other.engine.build for other in cells}
+    if len(builds) > 1:
+        has_namesake = list(builds.values()).count(engine.build) > 1
+        parts.append(f"{engine.build} ({engine.path})" if has_namesake else engine.build)
+    return " ".join(parts)
 
 
 def _whats_wrong(campaign: Campaign) -> str:

@@ -20,6 +20,7 @@ from planner.engine.library import AnyEngine
 from planner.engine.library_run import LibraryRun
 from planner.engine.server import LlamaServer
 from planner.engine.smoke_model import write_smoke_model
+from planner.errors import EngineError
 from planner.launch import Launch
 
 SMOKE_TIMEOUT_S = 120.0
@@ -43,7 +44,12 @@ def smoke_test(
     `kept` is where that is remembered, a file in the person's cache by default.
     """
     kept = kept or default_path()
-    known = look_up(engine.path, kept)
+    try:
+        known = look_up(engine.path, kept)
+    except OSError as error:
+        raise EngineError(
+            f"The engine {engine.path} is gone ({error.strerror}).", "Put it back, or name another one."
+        ) from None
     if known.facts.get("works") is True:
         return
     with _folder(kept.parent) as folder:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from planner.engine.library import AnyEngine
 from planner.errors import ModelError
 from planner.export.command import shell_command
 from planner.fit import Grid, Recommendation
@@ -87,6 +88,16 @@ def _shape_document(shape: Hyperparameters) -> Document:
 def launch_document(launch: Launch) -> Document:
     """A launch under the names of llama-server's options."""
     return asdict(launch)
+
+
+def engine_document(engine: AnyEngine) -> Document:
+    """An engine, as the measurements of it name it, and where it is."""
+    return {
+        "version": engine.version,
+        "build": engine.build,
+        "backends": list(engine.backends),
+        "path": str(engine.path),
+    }
 
 
 def hardware_document(hardware: Hardware) -> Document:
@@ -257,8 +268,8 @@ def measure_document(
     model: Model,
     hardware: Hardware,
     runs: Sequence[Document],
-    skipped: Sequence[MemoryPlan],
-    failed: Sequence[tuple[Launch, str]],
+    skipped: Sequence[tuple[MemoryPlan, AnyEngine]],
+    failed: Sequence[tuple[Launch, AnyEngine, str]],
     recommendation: Recommendation | None,
     command: str | None,
 ) -> Document:
@@ -268,8 +279,11 @@ def measure_document(
         "model": model_document(model),
         "hardware": hardware_document(hardware),
         "runs": list(runs),
-        "not_run": [_plan_body(plan) for plan in skipped],
-        "failed": [{"launch": launch_document(launch), "error": error} for launch, error in failed],
+        "not_run": [{**_plan_body(plan), "engine": engine_document(engine)} for plan, engine in skipped],
+        "failed": [
+            {"launch": launch_document(launch), "engine": engine_document(engine), "error": error}
+            for launch, engine, error in failed
+        ],
         "recommendation": None
         if recommendation is None
         else {

@@ -14,7 +14,7 @@ from planner.model.graph import GraphShape, read_graph
 from planner.model.hyperparameters import Hyperparameters, Keys
 from planner.model.layout import MemoryLayout
 from planner.model.marks import GHOST_KEY
-from planner.model.shards import model_file, read_files
+from planner.model.shards import Stamp, model_file, read_files, stamp_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,6 +28,8 @@ class Model:
     """Those of the other files of a split model, in order."""
     stands_for: Path | None = None
     """The whole file here that this is a ghost of, absolute; None for any other ghost, and for a file itself."""
+    stamps: Mapping[Path, Stamp] = field(default_factory=dict, repr=False)
+    """What told each of its files from others when it was opened; empty for a model without a file."""
 
     @classmethod
     def open(cls, path: str | Path, *, header_only: bool = False) -> Model:
@@ -41,16 +43,30 @@ class Model:
         """
         try:
             files = read_files(model_file(Path(path).expanduser()))
+            stamps = {file: stamp_of(file) for file in files}
         except (OSError, RuntimeError, ValueError) as error:  # an unknown home, a name too long or with a zero byte
             raise ModelError(f"{str(path)[:200]!r} cannot be looked up ({error}).", "Check the path.") from None
         if not header_only:
             for file, header in files.items():
                 _check_complete(file, header)
         first, *further = files.values()
-        model = cls(path=next(iter(files)), header=first, further_headers=tuple(further))
+        model = cls(path=next(iter(files)), header=first, further_headers=tuple(further), stamps=stamps)
         if not model.architecture:
             raise ModelError(f"{path} names no architecture (general.architecture), so it is not a model.")
         return model
+
+    def check_same_files(self) -> None:
+        """Raise ModelError where a file of it was replaced, changed or deleted since it was opened."""
+        for file, stamp in self.stamps.items():
+            try:
+                is_same = stamp_of(file) == stamp
+            except OSError as error:
+                raise ModelError(f"{file} is gone ({error.strerror}); nothing of it is recorded.") from None
+            if not is_same:
+                raise ModelError(
+                    f"{file} was replaced since it was read; nothing of it is recorded.",
+                    "Start again with the new file.",
+                )
 
     @property
     def metadata(self) -> Mapping[str, MetadataValue]:

@@ -15,6 +15,16 @@ from planner.model.gguf import GgufHeader, read_header
 _NAME = re.compile(r"^(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 
+Stamp = tuple[int, int, int]
+"""Size, time of the last change in nanoseconds, and number of a file."""
+
+
+def stamp_of(file: Path) -> Stamp:
+    """What tells this very file from another one in its place, and from itself after a change. Raises OSError."""
+    status = file.stat()
+    return (status.st_size, status.st_mtime_ns, status.st_ino)
+
+
 def model_file(path: Path) -> Path:
     """The file to open for what a person named: a folder stands for the one model in it."""
     if not path.is_dir():

@@ -134,7 +134,7 @@ def measure_cell(
             detect=lambda: machine_of(engine, sources.detect),
         )
     if not campaign.runs:
-        raise DoesNotFitError(f"Nothing was started: {campaign.not_run[0].verdict_reason}")
+        raise DoesNotFitError(f"Nothing was started: {campaign.not_run[0].plan.verdict_reason}")
     return campaign.runs[0]
 
 

@@ -126,6 +126,10 @@ def test_a_process_that_is_no_server_is_refused(fails: Fails) -> None:
         ("--ready-timeout nan", "'nan' is not a number that can be counted to"),
         ("--soak 0", "0.0 is not in the range"),
         (f"--context {'9' * 5000}", "is not a list of numbers"),
+        (
+            f"--users {','.join(map(str, range(1, 601)))} --context 512,1024",
+            "These are 3,600 measurements; ask for 1,000",
+        ),
         ("--attach 1 --soak 3 --ghost", "leave out --ghost, --soak"),
     ],
 )

@@ -188,3 +188,16 @@ def test_parts_of_one_model_without_the_first_name_it(shards: list[Path]) -> Non
 
 def test_a_whole_model_has_a_plan(shards: list[Path]) -> None:
     assert predict(Model.open(shards[2]), Launch(), Hardware.simulate(ram=64 * GIB)).verdict is Verdict.FITS
+
+
+def test_a_part_that_is_replaced_or_gone_is_noticed(shards: list[Path]) -> None:
+    model = Model.open(shards[1])
+    model.check_same_files()
+    (other := shards[2].with_name("other")).write_bytes(shards[2].read_bytes())
+    other.rename(shards[2])
+    with pytest.raises(ModelError, match=r"small-00003-of-00003\.gguf was replaced since it was read"):
+        model.check_same_files()
+    Model.open(shards[1]).check_same_files()
+    shards[1].unlink()
+    with pytest.raises(ModelError, match=r"small-00002-of-00003\.gguf is gone \(No such file or directory\)"):
+        model.check_same_files()

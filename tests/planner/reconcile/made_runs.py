@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from planner import MemoryPlan
+from planner import Hardware, MemoryPlan
 from planner.engine.log import Buffer, BufferKind, EngineLog, LoggedCache
 from planner.measure import Measurement, Sample, Speed
 from planner.units import MIB
@@ -79,3 +80,8 @@ def measured_as_planned(plan: MemoryPlan, **differences: object) -> Measurement:
         log_text="",
     )
     return replace(measurement, **differences)  # type: ignore[arg-type]
+
+
+def machine(ram: int) -> Callable[[], Hardware]:
+    """Looks at a machine with so much memory."""
+    return lambda: Hardware.simulate(ram=ram)

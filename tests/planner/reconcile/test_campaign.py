@@ -2,63 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_engines import write_engine
+from made_runs import machine
 
 from planner import Hardware, Launch, Model, Verdict, predict
-from planner import campaign as module
-from planner.campaign import check_fits, run_campaign, run_cells
+from planner.campaign import check_fits, may_start, run_campaign, run_cells
 from planner.cli.render_run import render_campaign
 from planner.engine.find import Engine, EngineDevice, identify
 from planner.errors import DoesNotFitError, EngineError, PlannerError
 from planner.fit import MAIN_CACHE_TYPES
-from planner.measure import Load, Measurement, Progress
+from planner.measure import Load
 from planner.reconcile.record import Record
-from planner.sweeps import Cell, Sweep, begin_sweep, cells_for, launches_for, machine_of, seen_by
+from planner.sweeps import Cell, begin_sweep, launches_for, machine_of, seen_by
 from planner.units import GIB, MIB
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    """A server that leaves a trace when it is started, and dies."""
-    serve = f"echo started >>{tmp_path}/trace; echo 'error: no memory'; exit 1"
-    return identify(write_engine(tmp_path / "llama-server", serve=serve), "option")
-
-
-@pytest.fixture
-def record(tmp_path: Path) -> Record:
-    return Record(tmp_path / "record")
-
-
-@pytest.fixture
-def launches(gemma: Model, hardware: Hardware) -> tuple[Launch, ...]:
-    return launches_for(gemma, hardware, users=2, ctx_per_user=32768, cache_types=MAIN_CACHE_TYPES)
-
-
-@pytest.fixture
-def came_true(
-    gemma: Model, hardware: Hardware, measured: Callable[..., Measurement], monkeypatch: pytest.MonkeyPatch
-) -> list[Launch]:
-    """Replaces every run by one that comes true; the launches that were run."""
-    run: list[Launch] = []
-
-    def measure(_model: Model, launch: Launch, _engine: Engine, **options: object) -> Measurement:
-        run.append(launch)
-        options["on_progress"](Progress(phase="starting"))  # type: ignore[operator]
-        return measured(predict(gemma, launch, hardware))
-
-    monkeypatch.setattr(module, "measure", measure)
-    monkeypatch.setattr(module, "smoke_test", lambda *_args, **_options: None)
-    return run
-
-
-def machine(ram: int) -> Callable[[], Hardware]:
-    return lambda: Hardware.simulate(ram=ram)
-
 
 # Launches --------------------------------------------------------------------------------------------------
 
@@ -153,6 +113,24 @@ def test_what_was_forced_is_not_recommended_and_that_is_said(
     assert said.endswith("None is recommended: each would leave this machine too little memory.")
 
 
+def test_what_was_forced_below_the_floor_is_not_recommended_though_it_just_fits(
+    gemma: Model, launches: tuple[Launch, ...], engine: Engine, record: Record, came_true: list[Launch]
+) -> None:
+    """It leaves something, but less than a run must leave alone; also where it was measured before."""
+    lean = replace(launches[0], cache_ram=0, ctx_checkpoints=0)
+    needed = predict(gemma, lean, Hardware.simulate(ram=16 * GIB)).bytes()
+    ram = int((needed - MIB) / 0.975)
+    plan = predict(gemma, lean, Hardware.simulate(ram=ram))
+    assert plan.verdict is Verdict.TIGHT and not may_start(plan)
+    cells = [Cell(lean, engine, "lean")]
+    sweep = begin_sweep(gemma, cells, Load(), record, resume=False)
+    assert run_cells(gemma, cells, record, sweep=sweep, force=True, detect=machine(ram)).recommendation is None
+    again = begin_sweep(gemma, cells, Load(), record, resume=True)
+    campaign = run_cells(gemma, cells, record, sweep=again, force=True, detect=machine(ram))
+    assert campaign.recommendation is None
+    assert len(campaign.documents) == len(came_true) == 1
+
+
 def test_what_does_not_fit_is_left_out_and_named(
     gemma: Model, launches: tuple[Launch, ...], engine: Engine, record: Record, came_true: list[Launch]
 ) -> None:
@@ -168,7 +146,7 @@ def test_what_does_not_fit_is_left_out_and_named(
         detect=machine(ram),
         on_run=lambda run: seen.append(run.plan.launch.cache_type_k),
     )
-    assert [plan.launch.cache_type_k for plan in campaign.not_run] == ["f16"]
+    assert [left.plan.launch.cache_type_k for left in campaign.not_run] == ["f16"]
     assert [launch.cache_type_k for launch in came_true] == seen == ["q8_0", "q4_0"]
     assert len(record.history().runs) == 2
     assert campaign.recommendation is not None
@@ -186,7 +164,7 @@ def test_what_was_not_started_is_not_recommended(
     verdicts = [predict(gemma, launch, Hardware.simulate(ram=ram)).verdict for launch in launches]
     assert verdicts == [Verdict.TIGHT, Verdict.TIGHT]
     campaign = run_campaign(gemma, launches, engine, record, detect=machine(ram))
-    assert [plan.launch.cache_type_k for plan in campaign.not_run] == ["f16"]
+    assert [left.plan.launch.cache_type_k for left in campaign.not_run] == ["f16"]
     assert campaign.recommendation is not None
     assert campaign.recommendation.launch == came_true[0] == launches[1]
     assert "where f16 would leave too little memory" in campaign.recommendation.reason
@@ -258,98 +236,3 @@ def test_memory_that_cannot_be_read_is_not_called_too_small(
     with pytest.raises(DoesNotFitError, match="it is not known whether it fits: How much host memory") as error:
         check_fits([predict(gemma, launch, blind) for launch in launches])
     assert "--force" in error.value.hint
-
-
-# Sweeps ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cells(gemma: Model, hardware: Hardware, engine: Engine) -> tuple[Cell, ...]:
-    other = replace(engine, version="1 (0abc999)")
-    return cells_for(gemma, hardware, [engine, other], users=[1, 2], contexts=[512, 4096], cache_types=["f16", "q8_0"])
-
-
-def test_a_sweep_is_every_combination(cells: tuple[Cell, ...]) -> None:
-    assert len(cells) == len({cell.name for cell in cells}) == 16
-    assert {(cell.launch.slots, cell.launch.ctx_size // cell.launch.slots) for cell in cells} == {
-        (users, context) for users in (1, 2) for context in (512, 4096)
-    }
-    assert cells[0].name.startswith("f16, 1 x 512, 0abc123 (")
-
-
-def test_a_sweep_that_was_cut_off_goes_on_where_it_stopped(
-    gemma: Model, cells: tuple[Cell, ...], record: Record, came_true: list[Launch]
-) -> None:
-    """The first call ends after three cells; the second does the rest, under the same name."""
-
-    def cut_off(run: object) -> None:
-        if len(came_true) == 3:
-            raise KeyboardInterrupt
-
-    sweep = begin_sweep(gemma, cells, Load(), record, resume=True)
-    assert sweep.ended == {}
-    with pytest.raises(KeyboardInterrupt):
-        run_cells(gemma, cells, record, sweep=sweep, detect=machine(64 * GIB), on_run=cut_off)
-    again = begin_sweep(gemma, cells, Load(), record, resume=True)
-    assert again.id == sweep.id
-    assert set(again.ended) == {cell.name for cell in cells[:3]}
-    campaign = run_cells(gemma, cells, record, sweep=again, detect=machine(64 * GIB))
-    assert came_true == [cell.launch for cell in cells]
-    assert [document["sweep"]["cell"] for document in campaign.documents] == [cell.name for cell in cells]
-    assert len(campaign.runs) == 13
-    assert campaign.recommendation is None  # people and contexts differ
-    assert len(begin_sweep(gemma, cells, Load(), record, resume=True).ended) == 16
-
-
-def test_only_the_same_question_goes_on(
-    gemma: Model, smollm: Model, cells: tuple[Cell, ...], record: Record, came_true: list[Launch]
-) -> None:
-    sweep = begin_sweep(gemma, cells, Load(), record, resume=False)
-    run_cells(gemma, cells[:2], record, sweep=sweep, detect=machine(64 * GIB))
-    for model, asked, load, resume in (
-        (gemma, cells, Load(), False),
-        (gemma, cells, Load(fill=0.5), True),
-        (gemma, cells[1:], Load(), True),
-        (smollm, cells, Load(), True),
-    ):
-        assert begin_sweep(model, asked, load, record, resume=resume).ended == {}
-    assert len(begin_sweep(gemma, cells, Load(), record, resume=True).ended) == 2
-
-
-def test_the_recommendation_counts_what_was_measured_before(
-    gemma: Model, hardware: Hardware, engine: Engine, record: Record, came_true: list[Launch]
-) -> None:
-    cells = cells_for(gemma, hardware, [engine], users=[2], contexts=[4096], cache_types=["f16", "q8_0", "q4_0"])
-    sweep = begin_sweep(gemma, cells, Load(), record, resume=False)
-    run_cells(gemma, cells[:1], record, sweep=sweep, detect=machine(64 * GIB))
-    again = begin_sweep(gemma, cells, Load(), record, resume=True)
-    campaign = run_cells(gemma, cells, record, sweep=again, detect=machine(64 * GIB))
-    assert len(came_true) == 3
-    assert campaign.recommendation is not None
-    assert campaign.recommendation.launch.cache_type_k == "f16"
-    assert campaign.recommended_command == sweep_command(again)
-
-
-def sweep_command(sweep: Sweep) -> str:
-    return str(next(iter(sweep.ended.values()))["command"])
-
-
-def test_an_engine_that_fails_does_not_keep_another_from_being_measured(
-    gemma: Model,
-    hardware: Hardware,
-    engine: Engine,
-    record: Record,
-    came_true: list[Launch],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    broken = replace(engine, version="1 (0abc999)")
-
-    def smoke_test(asked: Engine, **_options: object) -> None:
-        if asked is broken:
-            raise EngineError("it does not work here.")
-
-    monkeypatch.setattr(module, "smoke_test", smoke_test)
-    cells = cells_for(gemma, hardware, [broken, engine], users=[2], contexts=[4096], cache_types=["f16"])
-    campaign = run_cells(gemma, cells, record, detect=machine(64 * GIB))
-    assert [str(failure.error) for failure in campaign.failed] == ["it does not work here."]
-    assert len(campaign.runs) == len(came_true) == 1
