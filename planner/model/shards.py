@@ -15,14 +15,15 @@ from planner.model.gguf import GgufHeader, read_header
 _NAME = re.compile(r"^(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 
-Stamp = tuple[int, int, int]
-"""Size, time of the last change in nanoseconds, and number of a file."""
+Stamp = tuple[int, int]
+"""Size of a file, and the time of its last change in nanoseconds. Not its number, which some network file systems
+make up anew."""
 
 
 def stamp_of(file: Path) -> Stamp:
     """What tells this very file from another one in its place, and from itself after a change. Raises OSError."""
     status = file.stat()
-    return (status.st_size, status.st_mtime_ns, status.st_ino)
+    return (status.st_size, status.st_mtime_ns)
 
 
 def model_file(path: Path) -> Path:
