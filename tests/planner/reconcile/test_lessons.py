@@ -136,6 +136,21 @@ def test_records_that_do_not_say_which_driver_it_was_are_read_and_teach_nothing_
     assert not [value for value in in_force(runs) if value.what == "driver"]
 
 
+def test_more_than_the_device_has_is_not_learned(gemma: Model, tmp_path: Path) -> None:
+    assert run_on_card(gemma, taken_mib=9000, free_mib=20000, total_mib=24000).lessons.drivers == ()
+    record = Record(tmp_path)
+    for _ in range(2):
+        record.append(gemma, run_on_card(gemma, taken_mib=310), {})
+    for _ in range(2):  # as they were kept before
+        record.append(gemma, run_on_card(gemma, taken_mib=320), {})
+    kept = record.path.read_bytes()
+    record.path.write_bytes(kept.replace(str(320 * MIB).encode(), str(1 << 45).encode()))
+    assert [run.lessons.drivers[0].size_bytes for run in record.history().runs] == [310 * MIB] * 2 + [1 << 45] * 2
+    assert record.learned(gemma, CARD).drivers["CUDA0"].size_bytes == 310 * MIB
+    (driver,) = (value for value in in_force(record.history().runs) if value.what == "driver")
+    assert driver.size_bytes == 310 * MIB
+
+
 def test_two_cards_of_one_name_are_not_mixed() -> None:
     def lesson(size: int, card: str) -> DriverLesson:
         return DriverLesson(device="CUDA0", description=card, size_bytes=size)
