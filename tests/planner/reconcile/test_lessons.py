@@ -67,8 +67,16 @@ def driver_row(run: Reconciliation) -> tuple[int, str]:
         (400, ""),
         (402, ""),
         (650, "driver context and workspaces, within the range of the estimate (200.0 MiB to 800.0 MiB)"),
-        (40, "the driver's context was there already when free memory was read"),
-        (1100, "unexplained: 300.0 MiB more than predicted, by another process perhaps"),
+        (
+            40,
+            "less than the least estimate of the driver's context (200.0 MiB): some or all of it was there before, or "
+            "another process gave memory back",
+        ),
+        (
+            1100,
+            "a driver context of up to 800.0 MiB explains 400.0 MiB of it; unexplained: 300.0 MiB more, "
+            "by another process perhaps",
+        ),
         (-90, "another process gave back 90.0 MiB or more meanwhile"),
     ],
 )
