@@ -116,8 +116,11 @@ def overhead_of(plan: MemoryPlan, measurement: Measurement, rows: Sequence[HostR
     estimated was not logged, and where it comes to less than nothing: then some other figure is wrong.
     """
     beside = _beside_named(plan, measurement, rows)
+    either_way = left_to_chance(plan, measurement) // 2  # from the middle of what it can be
     allowed = RESIDENT_TOLERANCE * (measurement.steady.resident_bytes or 0)
-    return beside if sum(map(_uncertainty, rows)) + left_to_chance(plan, measurement) <= allowed else None
+    if beside is None or sum(map(_uncertainty, rows)) + either_way > allowed:
+        return None
+    return beside + either_way
 
 
 def _beside_named(plan: MemoryPlan, measurement: Measurement, rows: Sequence[HostRow]) -> int | None:
