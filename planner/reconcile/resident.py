@@ -115,12 +115,12 @@ def overhead_of(plan: MemoryPlan, measurement: Measurement, rows: Sequence[HostR
     They do not where much depends on how prompts met, where pages of files come or go, where a buffer that is only
     estimated was not logged, and where it comes to less than nothing: then some other figure is wrong.
     """
-    beside = _beside_named(plan, measurement, rows)
-    either_way = left_to_chance(plan, measurement) // 2  # from the middle of what it can be
+    beside, process, less = _beside_named(plan, measurement, rows), process_of(plan), left_to_chance(plan, measurement)
     allowed = RESIDENT_TOLERANCE * (measurement.steady.resident_bytes or 0)
-    if beside is None or sum(map(_uncertainty, rows)) + either_way > allowed:
+    if beside is None or process is None or sum(map(_uncertainty, rows)) + less / 2 > allowed:
         return None
-    return beside + either_way
+    # Anything up to `less` more says the same: what was predicted, if it is among that, else the middle.
+    return process.resident_bytes if 0 <= process.resident_bytes - beside <= less else beside + less // 2
 
 
 def _beside_named(plan: MemoryPlan, measurement: Measurement, rows: Sequence[HostRow]) -> int | None:
