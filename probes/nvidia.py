@@ -6,6 +6,7 @@ understood (`probe_nvidia`), so that a report of another machine is understood b
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,6 +23,8 @@ from probes.report import Json
 _SHARES = re.compile(r"GB10|GB110|Orin|Xavier|Thor|\(nvgpu\)|Tegra")
 """Names of processors that live in the machine's memory."""
 _NO_SLICE = 0xFFFFFFFF
+_NOT_AVAILABLE = (1 << 64) - 1
+"""NVML_VALUE_NOT_AVAILABLE, which pynvml turns into None for most structures and not for all."""
 WSL_MARGIN_BYTES = 2 << 30
 """On WSL2 loading failed with 2 GiB still free by NVML's word (microsoft/WSL#41176), so that they do not count."""
 
@@ -75,6 +78,12 @@ def read_nvml(machine: Machine) -> Json:
             "devices": [_device(nvml, machine, index) for index in range(nvml.nvmlDeviceGetCount())],
         }
     finally:
+        _shut_down(nvml)
+
+
+def _shut_down(nvml: Any) -> None:
+    """Let NVML go. Whatever it answers, what it told before is good."""
+    with contextlib.suppress(Exception):
         nvml.nvmlShutdown()
 
 
@@ -131,19 +140,31 @@ def _slices(nvml: Any, handle: Any) -> Iterator[Json]:
 
 
 def _processes(nvml: Any, machine: Machine, handle: Any) -> Json:
-    found: dict[int, Json] = {}
+    found: dict[int, dict[str, Json]] = {}
     for process in _running(nvml, handle):
-        size = getattr(process, "usedGpuMemory", None)
-        instance = getattr(process, "gpuInstanceId", None)
-        found.setdefault(
+        size, instance = _used(process), getattr(process, "gpuInstanceId", None)
+        entry = found.setdefault(
             process.pid,
             {
                 "process": _program(machine, process.pid),
-                "used_bytes": None if size is None else int(size),
+                "used_bytes": size,
                 "instance": None if instance in (None, _NO_SLICE) else int(instance),
             },
         )
+        if size is not None and size > (entry["used_bytes"] or 0):
+            entry["used_bytes"] = size
     return list(found.values())
+
+
+def _used(process: Any) -> int | None:
+    """What a process in a list holds as the driver says it; None where it does not."""
+    size = getattr(process, "usedGpuMemory", None)
+    return None if size is None or int(size) == _NOT_AVAILABLE else int(size)
+
+
+def _can_be(size: int, total: int | None) -> bool:
+    """Whether a process can hold so much of a card; a card whose own size is not known sets no limit."""
+    return size >= 0 and (not total or size <= total)
 
 
 def _running(nvml: Any, handle: Any) -> Iterator[Any]:
@@ -207,15 +228,26 @@ class OpenNvml:
             if _error(handle) is None:  # else one that has fallen off the bus
                 self._cards[_pci(_bus_id(_try(nvml, nvml.nvmlDeviceGetPciInfo, handle))) or str(index)] = handle
 
-    def process_bytes(self, pid: int) -> dict[str, int | None]:
-        """What one process holds of each card, by where the card sits; None where the driver does not say."""
-        found: dict[str, int | None] = {}
-        for pci, handle in self._cards.items():
-            for process in _running(self._nvml, handle):
-                if process.pid == pid:
-                    size = getattr(process, "usedGpuMemory", None)
-                    found[pci] = None if size is None else max(found.get(pci) or 0, int(size))
+    def process_bytes(self, pid: int) -> dict[str, int | str]:
+        """What one process holds of each card, by where the card sits, or why that is not known.
+
+        One that computes and draws is listed twice: the larger figure has all of it.
+        """
+        found: dict[str, int | str] = {}
+        for pci, card in self._cards.items():
+            listed = [_used(process) for process in _running(self._nvml, card) if process.pid == pid]
+            if listed:
+                found[pci] = self._largest([size for size in listed if size is not None], card, pci)
         return found
+
+    def _largest(self, told: list[int], card: Any, pci: str) -> int | str:
+        if not told:
+            return f"nvml: the driver does not say what a process holds of {pci} (WSL2, Windows)"
+        total, _, _ = _figures(_memory(self._nvml, card))
+        sound = [size for size in told if _can_be(size, total)]
+        if sound:
+            return max(sound)
+        return f"nvml: the driver says that a process holds {told[0]:,} bytes of {pci}, which cannot be"
 
     def free_bytes(self) -> dict[str, int | None]:
         """What each card has free; None where it does not say, or is divided (MIG): a program gets one slice."""
@@ -229,8 +261,8 @@ class OpenNvml:
         return free
 
     def close(self) -> None:
-        """Let NVML go."""
-        _try(self._nvml, self._nvml.nvmlShutdown)
+        """Let NVML go. Never raises."""
+        _shut_down(self._nvml)
 
 
 # What it means
@@ -250,7 +282,7 @@ def _gpu(device: dict[str, Json], files: Files, is_wsl: bool) -> Iterator[Gpu]:
     name, pci = str(device.get("name")), _pci(device.get("pci"))
     memory = device.get("memory")
     total, free, reason = _figures(memory)
-    holders = _holders(device.get("processes"))
+    holders = _holders(device.get("processes"), total)
     slices = device.get("slices")
     if device.get("mig") == 1 and not slices:
         files.warnings.append(
@@ -306,7 +338,7 @@ def _slice(name: str, pci: str | None, entry: Json, device: dict[str, Json], ind
         total_bytes=total or None,
         free_bytes=free,
         slice=profile[0] if profile else str(index),
-        holders=_holders(own),
+        holders=_holders(own, total),
         sources=_sources(entry.get("memory"), False) if total else (),
         warnings=() if total else (f"How much memory a slice of {name} has is not known: {reason}.",),
     )
@@ -328,13 +360,13 @@ def _sources(memory: Json, is_wsl: bool) -> tuple[str, ...]:
     return (f"total_bytes: {how}", f"free_bytes: {how}{margin}")
 
 
-def _holders(processes: Json) -> tuple[Holder, ...]:
+def _holders(processes: Json, total: int | None) -> tuple[Holder, ...]:
     found = []
     for process in processes if isinstance(processes, list) else []:
         if isinstance(process, dict):
             name, used = process.get("process"), process.get("used_bytes")
             name = name if isinstance(name, str) else None
-            size = used if isinstance(used, int) else None
+            size = used if isinstance(used, int) and _can_be(used, total) else None
             found.append(Holder(name=name, size_bytes=size, is_desktop=bool(name) and is_desktop(name or "")))
     return merged_holders(found)
 

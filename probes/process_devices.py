@@ -97,9 +97,10 @@ def _from_nvml(nvml: OpenNvml, pid: int, reasons: list[str]) -> Iterator[DeviceM
     found = nvml.process_bytes(pid)
     if not found:
         reasons.append("nvml: lists no such process; inside a container it lists them by the host's numbers")
-    for pci, size in found.items():
-        if size is None:
-            reasons.append(f"nvml: the driver does not say what a process holds of {pci} (WSL2, Windows)")
+    for pci, told in found.items():
+        size = told if isinstance(told, int) else None
+        if isinstance(told, str):
+            reasons.append(told)
         yield DeviceMemory(device=pci, own_bytes=size, shared_bytes=None, source="NVML running processes")
 
 

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -44,7 +43,7 @@ class LibraryRun(EngineProcess):
             "model": model_settings(launch, None, dry=False),
             "context": context_settings(launch, threads=_threads()),
         }
-        self._answers: SimpleQueue[tuple[float, dict[str, Any]]] = SimpleQueue()
+        self._answers: SimpleQueue[dict[str, Any]] = SimpleQueue()
         self._opened = False
 
     def _environment(self) -> dict[str, str]:
@@ -59,7 +58,7 @@ class LibraryRun(EngineProcess):
         stream = self._running.stdout
         with contextlib.suppress(OSError, ValueError):  # ValueError: closed, or cut off by its death
             for line in stream or ():
-                self._answers.put((time.monotonic(), json.loads(line)))
+                self._answers.put(json.loads(line))
 
     def _ask(self, request: dict[str, Any]) -> None:
         stream = self._running.stdin
@@ -68,8 +67,8 @@ class LibraryRun(EngineProcess):
             stream.write(json.dumps(request) + "\n")
             stream.flush()
 
-    def _answer(self, on_wait: Callable[[], None] = lambda: None) -> tuple[float, dict[str, Any]]:
-        """The next answer, and when it came (seconds of `time.monotonic`)."""
+    def _answer(self, on_wait: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """The next answer, with the moment at which the child had it: on a busy machine several are read at once."""
         while True:
             with contextlib.suppress(Empty):
                 return self._answers.get(timeout=POLL_S)
@@ -79,13 +78,13 @@ class LibraryRun(EngineProcess):
 
     def _is_ready(self) -> bool:
         if not self._opened and not self._answers.empty():
-            self._opened = "ready" in self._answers.get()[1]
+            self._opened = "ready" in self._answers.get()
         return self._opened
 
     def tokenize(self, text: str) -> list[int]:
         """The text in the model's own vocabulary."""
         self._ask({"text": text})
-        tokens: list[int] = self._answer()[1]["tokens"]
+        tokens: list[int] = self._answer()["tokens"]
         return tokens
 
     def generate(
@@ -102,9 +101,9 @@ class LibraryRun(EngineProcess):
         moments: list[list[float]] = [[] for _ in prompts]
         self._ask({"prompts": [list(prompt) for prompt in prompts], "generate": tokens})
         while True:
-            moment, answer = self._answer(lambda: on_step(moments))
+            answer = self._answer(lambda: on_step(moments))
             for index in answer.get("answered", ()):
-                moments[index].append(moment)
+                moments[index].append(answer["at"])
             if "refused" in answer:
                 raise _refusal(answer["refused"])
             if "done" in answer:

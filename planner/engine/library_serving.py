@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -93,7 +94,8 @@ class Server(Llama):
             os.write(_LOG, text)
 
     def _say(self, **answer: Any) -> None:
-        print(json.dumps(answer), file=self._answers, flush=True)
+        """With the moment: `time.monotonic` is one clock for all processes of a machine."""
+        print(json.dumps({**answer, "at": time.monotonic()}), file=self._answers, flush=True)
 
     def open(self, request: dict[str, Any]) -> None:
         """Open the model and make its context; ends the process where llama.cpp does not, having said why."""

@@ -9,7 +9,7 @@ from planner.engine.log import EngineLog
 from planner.engine.log_table import DeviceMemory
 from planner.hardware import Device
 from planner.memory import Allocation, MemoryPlan
-from planner.reconcile.causes import unexplained
+from planner.reconcile.causes import beyond_driver, short_of_driver, unexplained
 from planner.units import MIB, format_bytes
 
 _PRINTED_BYTES = 3 * MIB
@@ -76,10 +76,10 @@ def _cause(row: DeviceMemory, driver: Allocation | None, taken: int) -> str:
     low, high = (driver.low_bytes, driver.high_bytes) if driver else (None, None)
     if low is not None and high is not None and taken <= high:
         if taken < low:
-            return "the driver's context was there already when free memory was read"
+            return short_of_driver(low)
         return f"driver context and workspaces, within the range of the estimate ({format_bytes(low)} to " + (
             f"{format_bytes(high)})"
         )
     if high is not None and taken > high:
-        return f"{unexplained(taken - high)}, by another process perhaps"
+        return f"{beyond_driver(taken, predicted, high)}, by another process perhaps"
     return unexplained(taken - predicted)

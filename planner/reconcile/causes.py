@@ -55,6 +55,24 @@ def unexplained(delta_bytes: int) -> str:
     return f"{UNEXPLAINED}: {format_bytes(abs(delta_bytes))} {'more' if delta_bytes > 0 else 'less'} than predicted"
 
 
+def beyond_driver(beside_bytes: int, predicted_bytes: int, high_bytes: int) -> str:
+    """Why more lies beside llama.cpp's buffers than the most that a driver is known to take: what of it a driver can
+    be, and what is left of the difference.
+    """
+    if high_bytes <= predicted_bytes:
+        return unexplained(beside_bytes - predicted_bytes)
+    most, explained, rest = map(format_bytes, (high_bytes, high_bytes - predicted_bytes, beside_bytes - high_bytes))
+    return f"a driver context of up to {most} explains {explained} of it; {UNEXPLAINED}: {rest} more"
+
+
+def short_of_driver(low_bytes: int) -> str:
+    """Why less became less free beside llama.cpp's buffers than the least that a driver takes."""
+    return (
+        f"less than the least estimate of the driver's context ({format_bytes(low_bytes)}): some or all of it "
+        "was there before, or another process gave memory back"
+    )
+
+
 def _other_context(difference: Difference) -> str:
     context, said = difference.plan.context, difference.log.context
     if context is None or difference.kind == "model":

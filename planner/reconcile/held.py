@@ -14,7 +14,7 @@ from planner.engine.log import EngineLog
 from planner.hardware import Device
 from planner.measure.measurement import DeviceSample, Measurement
 from planner.memory import Allocation, MemoryPlan
-from planner.reconcile.causes import dequantised_layers, unexplained
+from planner.reconcile.causes import beyond_driver, dequantised_layers, short_of_driver, unexplained
 from planner.units import MIB, format_bytes
 
 NEAR_BYTES = 8 * MIB
@@ -47,6 +47,8 @@ class Held:
     """What was predicted of what the driver takes for itself."""
     driver_cause: str
     """Why it was not that much; empty where it was."""
+    may_have_spilled: bool
+    """Whether some of the buffers lie, or may lie, in the machine's memory."""
     cause: str
     """Why the device held another sum than was predicted; empty where it did not."""
 
@@ -59,7 +61,7 @@ class Held:
     @property
     def is_driver(self) -> bool:
         """Whether that is the driver's own: nothing of the buffers lies elsewhere."""
-        return self.beside_bytes is not None and self.beside_bytes >= 0 and not self.driver_cause.startswith(_SPILLED)
+        return self.beside_bytes is not None and self.beside_bytes >= 0 and not self.may_have_spilled
 
     @property
     def witness(self) -> str:
@@ -90,7 +92,10 @@ def held_on_devices(
             reserved_bytes=reserved_bytes,
             driver=driver,
             driver_cause=beside,
-            cause="; ".join(cause for cause in (*map(_as_reserved, buffers), beside, _other_witness(look)) if cause),
+            may_have_spilled=look.may_have_spilled,
+            cause="; ".join(
+                filter(None, (*map(_as_reserved, buffers), beside, _elsewhere(look), _other_witness(look)))
+            ),
         )
 
 
@@ -121,6 +126,26 @@ class _Look:
         """Buffers that are meant to lie in the machine's memory where the device reaches it."""
         return sum(buffer.size_bytes for buffer in self.log.buffers if buffer.device.endswith("_Host"))
 
+    @property
+    def beyond_pinned_bytes(self) -> int:
+        """What the process holds of the machine's memory for a card, beyond the buffers that are meant to lie there."""
+        if self.sample.process_bytes is None or self.sample.shares_memory:
+            return 0
+        return (self.sample.shared_bytes or 0) - self.pinned_bytes
+
+    @property
+    def may_have_spilled(self) -> bool:
+        """Whether what lies there may be buffers: the card has less than is certain of it, or there is more than a
+        driver takes at least.
+        """
+        return self.beyond_pinned_bytes > (NEAR_BYTES if self.has_too_little else max(NEAR_BYTES, self.low_bytes))
+
+    @property
+    def has_too_little(self) -> bool:
+        """Whether the process holds less there than llama.cpp's buffers and the least that the driver takes."""
+        held = self.sample.process_bytes
+        return held is not None and held - self.reserved_bytes < self.low_bytes - NEAR_BYTES
+
 
 def _as_reserved(buffer: Reserved) -> str:
     if not buffer.delta_bytes:
@@ -136,34 +161,39 @@ def _why_beside(look: _Look) -> str:
     if held is None:
         return f"not told: {look.sample.reason}"
     beside = held - look.reserved_bytes
-    beyond = _beyond_pinned(look)
+    beyond = look.beyond_pinned_bytes
     if beside < -NEAR_BYTES and beyond > NEAR_BYTES:
-        spilled = min(-beside, beyond)
-        told = f"{_SPILLED}: {format_bytes(spilled)} of buffers lie in the machine's memory"
-        left = -beside - spilled
-        return f"{told}; {unexplained(-left)}" if left > NEAR_BYTES else told
-    if 0 <= beside < look.low_bytes - NEAR_BYTES and beyond > NEAR_BYTES:
+        told = f"{_SPILLED}: {format_bytes(beyond)} beyond what is pinned lie in the machine's memory"
+        rest = _within(look, beside + beyond)
+        return f"{told}; {rest}" if rest else told
+    if look.has_too_little and beyond > NEAR_BYTES:
         told = f"{format_bytes(beyond)} beyond what is pinned lie in the machine's memory"
         return f"{_SPILLED} in part, or a driver that takes little: {told}"
+    return _within(look, beside)
+
+
+def _elsewhere(look: _Look) -> str:
+    """What lies in the machine's memory though the card has all that was predicted; else it was told already."""
+    beyond = look.beyond_pinned_bytes
+    if beyond <= NEAR_BYTES or look.has_too_little:
+        return ""
+    return f"{format_bytes(beyond)} beyond what is pinned lie in the machine's memory: spilled, or the driver's own"
+
+
+def _within(look: _Look, beside: int) -> str:
     return _too_little(look, -beside) if beside < -NEAR_BYTES else _of_driver(look, beside)
-
-
-def _beyond_pinned(look: _Look) -> int:
-    """What the process holds of the machine's memory for a card, beyond the buffers that are meant to lie there."""
-    if look.sample.process_bytes is None or look.sample.shares_memory:
-        return 0
-    return (look.sample.shared_bytes or 0) - look.pinned_bytes
 
 
 def _too_little(look: _Look, missing: int) -> str:
     """Less than llama.cpp's buffers alone."""
     if look.sample.process_bytes is not None:
-        return unexplained(-missing)
+        predicted = look.driver.reserved_bytes if look.driver else 0
+        return unexplained(-missing - predicted)
     if look.sample.shares_memory:
         return f"{format_bytes(missing)} are not counted as taken by the driver, or another process gave some back"
     free = look.sample.free_bytes
     if free is not None and free < missing:
-        return f"{_SPILLED}: the device is full, and {format_bytes(missing)} of buffers lie elsewhere"
+        return f"the device is full: {format_bytes(missing)} {_SPILLED}, or another process gave some back"
     return f"another process gave back {format_bytes(missing)} or more meanwhile"
 
 
@@ -179,12 +209,12 @@ def _of_driver(look: _Look, beside: int) -> str:
     if beside < low:
         if is_process:
             return f"the driver takes {format_bytes(max(0, beside))} for itself, less than predicted"
-        return "the driver's context was there already when free memory was read"
+        return short_of_driver(low)
     for layer in dequantised_layers(look.plan, look.log, look.sample.device):
         if beside <= high + layer + NEAR_BYTES:
             types = f"{look.plan.launch.cache_type_k} is dequantised there"
             return f"a workspace for one layer's keys and values in f16 beside the driver's context ({types})"
-    return unexplained(beside - high) + ("" if is_process else ", by another process perhaps")
+    return beyond_driver(beside, predicted, high) + ("" if is_process else ", by another process perhaps")
 
 
 def _other_witness(look: _Look) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -130,11 +131,13 @@ def _is_of(run: Run, engine: str | None) -> bool:
 def _drivers(runs: Iterable[Run]) -> dict[tuple[str, str], LearnedSize]:
     """By device and driver. A driver whose version is not known teaches nothing: the next one may be another."""
     lessons: dict[tuple[str, str], list[tuple[str, DriverLesson]]] = {}
+    totals: dict[str, int] = {}
     for run in runs:
+        totals |= _device_totals(run.machine)
         for lesson in run.lessons.drivers:
             if lesson.driver:
                 lessons.setdefault((lesson.device, lesson.driver), []).append((run.id, lesson))
-    told = {key: driver_told(of_key) for key, of_key in lessons.items()}
+    told = {key: driver_told(of_key, totals.get(key[0])) for key, of_key in lessons.items()}
     return {key: size for key, size in told.items() if size is not None}
 
 
@@ -176,6 +179,11 @@ def machine_key(hardware: Hardware) -> str:
         total = hardware.pool_named(device.pool).total_bytes
         parts.append(f"{device.name} {'?' if total is None else round(total / GIB)} GiB")
     return ", ".join(parts)
+
+
+def _device_totals(machine: str) -> dict[str, int]:
+    """How much memory the accelerators of a machine (`machine_key`) have, by name, rounded up."""
+    return {name: (int(size) + 1) * GIB for name, size in re.findall(r", (\S+) (\d+) GiB", machine)}
 
 
 def in_force(runs: Iterable[Run]) -> list[InForce]:

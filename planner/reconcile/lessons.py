@@ -88,10 +88,11 @@ def _check(device: object, *sizes: object, least: int) -> None:
         raise ValueError("a lesson is of sizes on a device")
 
 
-def driver_told(lessons: Sequence[tuple[str, DriverLesson]]) -> LearnedSize | None:
+def driver_told(lessons: Sequence[tuple[str, DriverLesson]], total_bytes: int | None = None) -> LearnedSize | None:
     """What the runs of a device with one driver (id and lesson, oldest first) say together: the larger of the last two,
-    if they agree.
+    if they agree. What is more than the device's memory, where that is known, says nothing.
     """
+    lessons = [entry for entry in lessons if total_bytes is None or entry[1].size_bytes <= total_bytes]
     if len(lessons) < 2:
         return None
     (_, before), (run, last) = lessons[-2:]

@@ -317,9 +317,10 @@ def _driver(
         rounding_bytes=rounding,
         cause=cause,
     )
-    version = next(d.driver for d in plan.hardware.nameable if d.name == device)
-    lesson = DriverLesson(device=device, description=description, driver=version, size_bytes=max(0, size))
-    return row, lesson if teaches else None
+    entry = next(d for d in plan.hardware.nameable if d.name == device)
+    lesson = DriverLesson(device=device, description=description, driver=entry.driver, size_bytes=max(0, size))
+    total = plan.hardware.pool_named(entry.pool).total_bytes
+    return row, lesson if teaches and (total is None or size <= total) else None
 
 
 def _compute_lessons(compared: Iterable[_Compared]) -> Iterator[ComputeLesson]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from planner.hardware import CPU_DEVICE
 from planner.measure.measurement import Measurement
 from planner.memory import Allocation, MemoryPlan
+from planner.memory.program import LIBRARY_NAME
 from planner.reconcile.causes import unexplained
 from planner.units import MIB, format_bytes
 
@@ -88,10 +89,19 @@ def _of_files(measurement: Measurement) -> int | None:
     return None if resident is None or anonymous is None else resident - anonymous
 
 
-def left_to_chance(plan: MemoryPlan, measurement: Measurement) -> bool:
-    """Whether several people's prompts may or may not have shared a ubatch, and with it the compute buffer."""
-    everyone = measurement.everyone
-    return plan.context is not None and everyone.users > 1 and everyone.prompt_tokens < plan.context.n_ubatch
+def left_to_chance(plan: MemoryPlan, measurement: Measurement) -> int:
+    """How much less of the compute buffers may be in use than predicted, as several people's prompts met.
+
+    A llama-server computes prompts that are shorter than a ubatch together or apart, whichever request comes first,
+    and apart they reach only their tokens' part of each tensor: 6 MiB less of 15 in one of four equal runs. The
+    library gets all prompts at once and fills its batches always alike.
+    """
+    context, everyone = plan.context, measurement.everyone
+    if context is None or measurement.engine_build.startswith(LIBRARY_NAME):
+        return 0
+    together = min(everyone.users * everyone.prompt_tokens, context.n_ubatch)
+    compute = sum(a.resident_bytes for a in plan.allocations if a.component == "compute" and a.device == CPU_DEVICE)
+    return compute * max(0, together - everyone.prompt_tokens) // context.n_ubatch
 
 
 def process_of(plan: MemoryPlan) -> Allocation | None:
@@ -102,11 +112,21 @@ def process_of(plan: MemoryPlan) -> Allocation | None:
 def overhead_of(plan: MemoryPlan, measurement: Measurement, rows: Sequence[HostRow]) -> int | None:
     """What is resident beside everything that is named; None where the figures do not determine it.
 
-    They do not where prompts met by chance, where pages of files come or go, where a buffer that is only estimated was
-    not logged, and where it comes to less than nothing: then some other figure is wrong.
+    They do not where much depends on how prompts met, where pages of files come or go, where a buffer that is only
+    estimated was not logged, and where it comes to less than nothing: then some other figure is wrong.
     """
+    beside, process, less = _beside_named(plan, measurement, rows), process_of(plan), left_to_chance(plan, measurement)
+    allowed = RESIDENT_TOLERANCE * (measurement.steady.resident_bytes or 0)
+    if beside is None or process is None or sum(map(_uncertainty, rows)) + less / 2 > allowed:
+        return None
+    # Anything up to `less` more says the same: what was predicted, if it is among that, else the middle.
+    return process.resident_bytes if 0 <= process.resident_bytes - beside <= less else beside + less // 2
+
+
+def _beside_named(plan: MemoryPlan, measurement: Measurement, rows: Sequence[HostRow]) -> int | None:
+    """The same, where prompts filled whole ubatches together; else it may be more."""
     measured, process = measurement.steady.resident_bytes, process_of(plan)
-    if measured is None or process is None or plan.context is None or left_to_chance(plan, measurement):
+    if measured is None or process is None or plan.context is None:
         return None
     parts = known_parts(plan, measurement, rows)
     if any(part.pages for part in parts) or any(row.mapped and row.delta_bytes for row in rows):
@@ -136,29 +156,57 @@ def resident_cause(
     tolerance = RESIDENT_TOLERANCE * measured
     if abs(delta) <= tolerance:
         return ""
-    if left_to_chance(plan, measurement):
-        return "prompts shorter than a ubatch are computed together or apart, as chance will have it"
     parts = known_parts(plan, measurement, rows)
     rest = delta - sum(part.delta_bytes for part in parts)
     causes = [f"{part.cause} ({_signed(part.delta_bytes)})" for part in parts]
     if abs(rest) > tolerance:
-        causes.append(_rest(plan, rest, overhead_bytes))
+        causes.append(
+            _learned_now(plan, overhead_bytes)
+            if overhead_bytes is not None and _is_guessed(plan)
+            else _left_open(plan, measurement, rows, rest)
+        )
     return "; ".join(causes)
 
 
-def _rest(plan: MemoryPlan, rest_bytes: int, overhead_bytes: int | None) -> str:
+def _is_guessed(plan: MemoryPlan) -> bool:
+    """Whether what the program itself holds is an estimate."""
     process = process_of(plan)
-    if overhead_bytes is None or process is None or process.certainty != "estimated":
-        return unexplained(rest_bytes)
+    return process is not None and process.certainty == "estimated"
+
+
+def _learned_now(plan: MemoryPlan, overhead_bytes: int) -> str:
     # The one figure that was guessed; whether the rest is right shows in the next run.
-    what = (
-        "program, vocabulary and driver"
-        if any(not device.is_cpu for device in plan.devices)
-        else ("program and vocabulary")
-    )
-    return (
-        f"{what} hold {overhead_bytes / MIB:.1f} MiB, not the estimated {process.resident_bytes / MIB:.1f}: learned now"
-    )
+    return f"{_program(plan)} hold {overhead_bytes / MIB:.1f} MiB, {_not_estimated(plan)}: learned now"
+
+
+def _left_open(plan: MemoryPlan, measurement: Measurement, rows: Sequence[HostRow], rest_bytes: int) -> str:
+    """What the figures prove of a rest that teaches nothing."""
+    less, beside = left_to_chance(plan, measurement), _beside_named(plan, measurement, rows)
+    is_guessed = _is_guessed(plan) and beside is not None
+    if less and is_guessed and not -less <= rest_bytes <= 0:
+        most = ((beside or 0) + less) / MIB
+        return (
+            f"{_program(plan)} hold {(beside or 0) / MIB:.1f} to {most:.1f} MiB, {_not_estimated(plan)}: how prompts "
+            "shorter than a ubatch met leaves open how much"
+        )
+    met = min(less, max(0, -rest_bytes))
+    if not met:
+        return unexplained(rest_bytes)
+    met_how = "prompts shorter than a ubatch are computed together or apart, as chance will have it"
+    chance = f"{met_how} ({_signed(-met)} at most)"
+    if is_guessed:
+        return f"{chance}, or {_program(plan)} hold less than was estimated"
+    return chance if met == -rest_bytes else f"{chance}; {unexplained(rest_bytes + met)}"
+
+
+def _program(plan: MemoryPlan) -> str:
+    on_cards = any(not device.is_cpu for device in plan.devices)
+    return "program, vocabulary and driver" if on_cards else "program and vocabulary"
+
+
+def _not_estimated(plan: MemoryPlan) -> str:
+    process = process_of(plan)
+    return f"not the estimated {(process.resident_bytes if process else 0) / MIB:.1f}"
 
 
 def _signed(size_bytes: int) -> str:

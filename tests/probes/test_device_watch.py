@@ -37,6 +37,31 @@ def test_nvml_is_opened_once_for_many_looks(machine: FakeMachine) -> None:
     assert (nvml.times_opened, nvml.is_open) == (1, False)
 
 
+def test_a_library_that_cannot_shut_down_ends_nothing(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: FakeNvml) -> None:
+        raise OSError("exception: access violation reading 0x0")
+
+    monkeypatch.setattr(FakeNvml, "nvmlShutdown", broken)
+    here = with_nvml(machine, FakeNvml([rtx_4090()]))
+    with DeviceWatch(here) as watch:
+        assert watch.free()[0].own_bytes == RTX_4090["free"]
+    assert [gpu.total_bytes for gpu in probe_everything(here).gpus] == [RTX_4090["total"]]
+
+
+def test_holders_with_figures_that_cannot_be_have_none(machine: FakeMachine) -> None:
+    used = {41: (5 * GIB, None), 42: (-7, 1), 43: (1 << 45, None), 44: (None, 3 * GIB)}
+    here = rtx_4090()
+    here.compute, here.graphics = (
+        [FakeProcess(pid=pid, usedGpuMemory=sizes[index]) for pid, sizes in used.items()] for index in (0, 1)
+    )
+    for pid in used:
+        machine.write(f"/proc/{pid}/comm", f"program {pid}\n")
+    (gpu,) = probe_everything(with_nvml(machine, FakeNvml([here]))).gpus
+    assert {holder.name: holder.size_bytes for holder in gpu.holders} == {
+        "program 41": 5 * GIB, "program 42": 1, "program 43": None, "program 44": 3 * GIB
+    }  # fmt: skip
+
+
 def test_wsl2_hands_out_less_than_nvml_says(machine: FakeMachine) -> None:
     here = with_nvml(machine, FakeNvml([rtx_4090()]), kernel="6.6.87.2-microsoft-standard-WSL2")
     with DeviceWatch(here) as watch:

@@ -10,7 +10,7 @@ from fake_machine import GIB, KIB, MIB, FakeMachine
 from fake_nvml import FakeCard, FakeNvml, FakeProcess, NVMLError_LibraryNotFound, memory
 from sample_machines import V2_MOUNT, fdinfo
 
-from probes import Clients, DeviceMemory, Machine, probe_group_peak, probe_process_devices
+from probes import Clients, DeviceMemory, Machine, ProcessDevices, probe_group_peak, probe_process_devices
 from probes.process import read_footprint
 
 AMDGPU = (
@@ -47,6 +47,45 @@ def test_wsl2_does_not_say_and_a_container_does_not_list(machine: FakeMachine) -
     assert found.devices[0].own_bytes is None
     assert "does not say" in found.reasons[0]
     assert "inside a container" in probe_process_devices(7, here).reasons[0]
+
+
+def held_of_card(machine: FakeMachine, compute: list[int | None], graphics: list[int | None]) -> ProcessDevices:
+    """What process 42 holds of a card of 24 GiB that lists it with these figures."""
+    listed = [[FakeProcess(pid=42, usedGpuMemory=size) for size in sizes] for sizes in (compute, graphics)]
+    card = FakeCard(name="a", pci="0", memory=memory(24 * GIB, 0, GIB), compute=listed[0], graphics=listed[1])
+    return probe_process_devices(42, Machine(machine.root, system="Linux", clients=Clients(nvml=FakeNvml([card]))))
+
+
+@pytest.mark.parametrize(
+    ("compute", "graphics", "size"),
+    [
+        ([5 * GIB], [None], 5 * GIB),
+        ([None], [5 * GIB], 5 * GIB),
+        ([GIB], [2 * GIB], 2 * GIB),
+        ([2 * GIB], [GIB], 2 * GIB),
+        ([GIB], [1 << 45], GIB),
+        ([0], [], 0),
+        ([24 * GIB], [], 24 * GIB),
+    ],
+)
+def test_a_process_that_is_listed_twice_holds_the_larger_figure(
+    machine: FakeMachine, compute: list[int | None], graphics: list[int | None], size: int
+) -> None:
+    found = held_of_card(machine, compute, graphics)
+    assert ([device.own_bytes for device in found.devices], found.reasons) == ([size], ())
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    [
+        (-7, "nvml: the driver says that a process holds -7 bytes of 0, which cannot be"),
+        (1 << 45, "nvml: the driver says that a process holds 35,184,372,088,832 bytes of 0, which cannot be"),
+        ((1 << 64) - 1, "nvml: the driver does not say what a process holds of 0 (WSL2, Windows)"),
+    ],
+)
+def test_a_figure_that_cannot_be_is_unknown(machine: FakeMachine, size: int, reason: str) -> None:
+    found = held_of_card(machine, [size], [])
+    assert ([device.own_bytes for device in found.devices], found.reasons) == ([None], (reason,))
 
 
 def test_a_library_that_does_not_start_is_a_reason(machine: FakeMachine) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import threading
 import time
@@ -169,6 +171,29 @@ def test_everyone_gets_every_token_and_a_fresh_sequence(smollm: Model) -> None:
             moments = run.generate(prompts, 40)
             assert [len(of_one) for of_one in moments] == [40, 40]
             assert all(of_one == sorted(of_one) for of_one in moments)
+
+
+def test_tokens_came_when_the_child_had_them_whenever_they_were_read(
+    smollm: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = time.monotonic()
+    with LibraryRun(smollm.path, BASE, ready_timeout_s=60) as run:
+        run.wait_ready()
+        (moments,) = run.generate([[1, 2, 3]], 20)
+    assert start < moments[0]
+    assert moments[-1] < time.monotonic()  # of the same clock in both processes
+    assert all(before < after for before, after in itertools.pairwise(moments))
+    child = tmp_path / "child.py"
+    answers = [*({"answered": [0], "at": moment} for moment in (1.5, 2.0, 4.25)), {"done": True, "at": 5.0}]
+    in_one_burst = "".join(f"{json.dumps(answer)}\n" for answer in answers)
+    said = "import sys; say = lambda text: print(text, end='', flush=True)\nsys.stdin.readline()\n"
+    child.write_text(
+        f"{said}say('{{\"ready\": true}}\\n')\nsys.stdin.readline()\nsay({in_one_burst!r})\nsys.stdin.read()"
+    )
+    monkeypatch.setattr(library_run, "_CHILD", child)
+    with LibraryRun(smollm.path, BASE, ready_timeout_s=60) as run:
+        run.wait_ready()
+        assert run.generate([[1]], 3) == [[1.5, 2.0, 4.25]]
 
 
 def test_a_full_cache_is_a_sentence(smollm: Model) -> None:

@@ -21,6 +21,10 @@ from planner.units import GIB, MIB, format_bytes
 CARD = with_driver(Hardware.simulate(ram=16 * GIB, vram=[8 * GIB]))
 LIKELY, LEAST, MOST = 400 * MIB, 200 * MIB, 800 * MIB
 """Of what a CUDA driver takes, before it was measured."""
+SHORT = (
+    "less than the least estimate of the driver's context (200.0 MiB): some or all of it was there before, or another "
+    "process gave memory back"
+)
 
 
 def plan_on(model: Model, hardware: Hardware = CARD, cache_type: str = "f16") -> MemoryPlan:
@@ -94,8 +98,12 @@ def test_a_card_that_held_what_was_predicted_agrees(gemma: Model) -> None:
         (400, "", 400),
         (650, "driver context, within the range of the estimate (200.0 MiB to 800.0 MiB)", 650),
         (90, "the driver takes 90.0 MiB for itself, less than predicted", 90),
-        (1100, "unexplained: 300.0 MiB more than predicted", 1100),
-        (-50, "unexplained: 50.0 MiB less than predicted", None),
+        (
+            1100,
+            "a driver context of up to 800.0 MiB explains 400.0 MiB of it; unexplained: 300.0 MiB more",
+            1100,
+        ),
+        (-50, "unexplained: 450.0 MiB less than predicted", None),
     ],
 )
 def test_what_the_process_holds_beside_the_buffers_is_the_drivers(
@@ -130,11 +138,13 @@ def test_buffers_that_the_driver_moved_to_the_machines_memory_have_spilled(gemma
     log = replace(log, buffers=(*log.buffers, pinned))
     moved = 100 * MIB
     run = told(plan, process=buffers_on(plan) - moved, shared=moved + 30 * MIB, free=0, log=log)
-    assert row_of(run).cause == "spilled to shared memory: 100.0 MiB of buffers lie in the machine's memory"
+    spilled = "spilled to shared memory: {} beyond what is pinned lie in the machine's memory; "
+    assert row_of(run).cause == spilled.format("100.0 MiB") + "the driver takes 0 KiB for itself, less than predicted"
+    run = told(plan, process=buffers_on(plan) - moved, shared=moved + LIKELY + 30 * MIB, free=0, log=log)
+    assert row_of(run).cause == spilled.format("500.0 MiB").removesuffix("; ")
     run = told(plan, process=buffers_on(plan) - moved, shared=moved - 20 * MIB, free=0, log=log)
     assert row_of(run).cause == (
-        "spilled to shared memory: 50.0 MiB of buffers lie in the machine's memory; "
-        "unexplained: 50.0 MiB less than predicted"
+        spilled.format("50.0 MiB") + "unexplained: 450.0 MiB less than predicted"  # 500 MiB less in all
     )
     # With the driver's context beside them nothing shows whether a small one hides what has spilled.
     run = told(plan, process=buffers_on(plan) + LEAST - moved, shared=moved + 30 * MIB, log=log)
@@ -145,7 +155,21 @@ def test_buffers_that_the_driver_moved_to_the_machines_memory_have_spilled(gemma
     assert run.lessons.drivers == ()
     # What is pinned on purpose has not spilled, and what is nowhere is not explained.
     run = told(plan, process=buffers_on(plan) - moved, shared=30 * MIB, log=log)
-    assert row_of(run).cause == "unexplained: 100.0 MiB less than predicted"
+    assert row_of(run).cause == "unexplained: 500.0 MiB less than predicted"
+    assert row_of(run).delta_bytes == -500 * MIB
+
+
+@pytest.mark.parametrize(("beyond_mib", "teaches"), [(4, True), (50, True), (5120, False)])
+def test_what_lies_in_the_machines_memory_is_named_where_the_card_has_all_of_it(
+    gemma: Model, beyond_mib: int, teaches: bool
+) -> None:
+    plan = plan_on(gemma)
+    run = told(plan, process=buffers_on(plan) + LIKELY, shared=beyond_mib * MIB)
+    size = format_bytes(beyond_mib * MIB)
+    named = f"{size} beyond what is pinned lie in the machine's memory: spilled, or the driver's own"
+    assert (row_of(run).cause, row_of(run).delta_bytes) == (named if beyond_mib > 8 else "", 0)
+    # Drivers keep a little there themselves; of more than the least that they take, some may be buffers.
+    assert bool(run.lessons.drivers) == teaches
 
 
 def test_both_witnesses_are_told_where_they_disagree(gemma: Model) -> None:
@@ -163,10 +187,20 @@ def test_both_witnesses_are_told_where_they_disagree(gemma: Model) -> None:
     [
         (400, 4 * GIB, ""),
         (700, 4 * GIB, "driver context, within the range of the estimate (200.0 MiB to 800.0 MiB)"),
-        (40, 4 * GIB, "the driver's context was there already when free memory was read"),
-        (1100, 4 * GIB, "unexplained: 300.0 MiB more than predicted, by another process perhaps"),
+        (40, 4 * GIB, SHORT),
+        (150, 4 * GIB, SHORT),
+        (
+            1100,
+            4 * GIB,
+            "a driver context of up to 800.0 MiB explains 400.0 MiB of it; unexplained: 300.0 MiB more, "
+            "by another process perhaps",
+        ),
         (-90, 4 * GIB, "another process gave back 90.0 MiB or more meanwhile"),
-        (-90, MIB, "spilled to shared memory: the device is full, and 90.0 MiB of buffers lie elsewhere"),
+        (
+            -90,
+            MIB,
+            "the device is full: 90.0 MiB spilled to shared memory, or another process gave some back",
+        ),
     ],
 )
 def test_where_the_driver_does_not_tell_what_became_less_free_stands_in_and_is_called_so(
@@ -201,7 +235,7 @@ def test_a_workspace_of_flash_attention_lies_beside_the_drivers_context(gemma: M
         "a workspace for one layer's keys and values in f16 beside the driver's context (q8_0 is dequantised there)"
     )
     beyond = row_of(told(plan, process=buffers_on(plan) + MOST + 2 * layer, log=log))
-    assert beyond.cause == "unexplained: 256.0 MiB more than predicted"
+    assert beyond.cause == "a driver context of up to 800.0 MiB explains 400.0 MiB of it; unexplained: 256.0 MiB more"
 
 
 def test_the_sampled_figure_comes_before_llama_cpps_tables_which_are_told_where_they_differ(gemma: Model) -> None:

@@ -67,8 +67,16 @@ def driver_row(run: Reconciliation) -> tuple[int, str]:
         (400, ""),
         (402, ""),
         (650, "driver context and workspaces, within the range of the estimate (200.0 MiB to 800.0 MiB)"),
-        (40, "the driver's context was there already when free memory was read"),
-        (1100, "unexplained: 300.0 MiB more than predicted, by another process perhaps"),
+        (
+            40,
+            "less than the least estimate of the driver's context (200.0 MiB): some or all of it was there before, or "
+            "another process gave memory back",
+        ),
+        (
+            1100,
+            "a driver context of up to 800.0 MiB explains 400.0 MiB of it; unexplained: 300.0 MiB more, "
+            "by another process perhaps",
+        ),
         (-90, "another process gave back 90.0 MiB or more meanwhile"),
     ],
 )
@@ -134,6 +142,21 @@ def test_records_that_do_not_say_which_driver_it_was_are_read_and_teach_nothing_
     ] * 2
     assert record.learned(gemma, CARD).drivers == {}
     assert not [value for value in in_force(runs) if value.what == "driver"]
+
+
+def test_more_than_the_device_has_is_not_learned(gemma: Model, tmp_path: Path) -> None:
+    assert run_on_card(gemma, taken_mib=9000, free_mib=20000, total_mib=24000).lessons.drivers == ()
+    record = Record(tmp_path)
+    for _ in range(2):
+        record.append(gemma, run_on_card(gemma, taken_mib=310), {})
+    for _ in range(2):  # as they were kept before
+        record.append(gemma, run_on_card(gemma, taken_mib=320), {})
+    kept = record.path.read_bytes()
+    record.path.write_bytes(kept.replace(str(320 * MIB).encode(), str(1 << 45).encode()))
+    assert [run.lessons.drivers[0].size_bytes for run in record.history().runs] == [310 * MIB] * 2 + [1 << 45] * 2
+    assert record.learned(gemma, CARD).drivers["CUDA0"].size_bytes == 310 * MIB
+    (driver,) = (value for value in in_force(record.history().runs) if value.what == "driver")
+    assert driver.size_bytes == 310 * MIB
 
 
 def test_two_cards_of_one_name_are_not_mixed() -> None:
