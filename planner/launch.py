@@ -40,7 +40,7 @@ _SMALLEST = {
     "cache_ram": -1,
     "ctx_checkpoints": 0,
     "main_gpu": 0,
-    "n_gpu_layers": 0,
+    "n_gpu_layers": -(2**31),
     "n_cpu_moe": 0,
     "n_cpu_ffn": 0,
     "spec_draft_n_max": 1,

@@ -119,7 +119,7 @@ class _Run:
 
     def report(self, phase: Phase, done: int = 0, total: int = 0) -> None:
         """Say where the run is."""
-        self.watcher.phase = phase
+        self.watcher.enter(phase)
         self.on_progress(Progress(phase=phase, done=done, total=total, resident_bytes=self.watcher.resident_bytes))
 
     def serve(self, users: int, filling: Phase, answering: Phase, seed: int) -> Speed:

@@ -81,6 +81,16 @@ class Watcher:
             family = [named, *named.children(recursive=True)]
             self._pid = max(family, key=lambda process: process.memory_info().rss).pid
 
+    def enter(self, phase: Phase) -> None:
+        """Mark what the server does from now on. However short it is, the record has a sample of it."""
+        if phase == self.phase and self._samples:
+            return
+        with self._one_at_a_time:
+            self.phase = phase
+            sample = self._sample(exact=False)
+            if sample is not None:
+                self._samples.append(sample)
+
     def take(self) -> Sample:
         """An exact sample now: shared pages are counted by their share (`smaps_rollup`, slow on large ones)."""
         with self._one_at_a_time:
