@@ -7,7 +7,7 @@ from pathlib import Path
 
 VERSION_LINE = "version: 4711 (0abc123)"
 
-_HELP = """\
+HELP = """\
 ----- common params -----
 
 -h,    --help, --usage                  print usage and exit
@@ -65,7 +65,7 @@ def write_engine(
         f"""case "$1" in
 --version) {version}; exit 0 ;;
 --help) cat <<'EOF'
-{_HELP}EOF
+{HELP}EOF
 exit 0 ;;
 --list-devices) cat <<'EOF'
 Available devices:
