@@ -160,20 +160,18 @@ def run_cells(
     came = _Came(documents=dict(sweep.ended))
     with contextlib.nullcontext() if record is None else alone(record.folder):
         for index, cell in left:
-            came_of_it = job.attempt(index, cell, force=force)
-            if isinstance(came_of_it, NotRun):
-                came.not_run.append(came_of_it)
-                continue
-            if isinstance(came_of_it, Failure):
-                came.failed.append(came_of_it)
-                continue
-            run = came_of_it
-            document = job.document(run, sweep, cell)
-            if record is not None:
-                record.append(model, run, document)
-            came.documents[cell.name] = document
-            came.runs.append(run)
-            on_run(run)
+            match job.attempt(index, cell, force=force):
+                case NotRun() as left_out:
+                    came.not_run.append(left_out)
+                case Failure() as failure:
+                    came.failed.append(failure)
+                case run:
+                    document = job.document(run, sweep, cell)
+                    if record is not None:
+                        record.append(model, run, document)
+                    came.documents[cell.name] = document
+                    came.runs.append(run)
+                    on_run(run)
     if came.failed and not came.documents:
         raise came.failed[0].error
     ended = [cell for cell in cells if cell.name in sweep.ended]

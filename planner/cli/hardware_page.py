@@ -219,10 +219,11 @@ def _engine(seen: Seen) -> Iterator[str]:
         if seen.system_view.accelerators:
             yield _beside("The names of devices are those of a usual build: an engine decides what it can use.")
         return
+    from planner.engine.find import with_backends  # at the moment of use: a page without an engine needs nothing of it
+
     count = len(seen.engine_devices)
     devices = "the processor alone" if not count else f"{count} device{'s' if count > 1 else ''} and the processor"
-    backends = f" with {', '.join(seen.engine_backends)}" if seen.engine_backends else ""
-    text = f"{seen.engine_name}{backends}: {devices}."
+    text = f"{with_backends(seen.engine_name or '', seen.engine_backends)}: {devices}."
     yield _wrapped(text, f"{'Engine':<{_LABEL + 2}}", " " * (_LABEL + 2))
 
 

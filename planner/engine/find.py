@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -45,6 +45,11 @@ _LOUDER = {"LLAMA_ARG_LOG_VERBOSITY": "4"}
 """Lets a build name the back ends that it loads. Not an argument, which an older one might refuse."""
 _BACKEND = re.compile(r"load_backend: loaded (?P<name>\S+) backend")
 _DEVICE = re.compile(r"^\s{2}(?P<name>\S+): (?P<description>.+) \((?P<total>\d+) MiB, (?P<free>\d+) MiB free\)$")
+
+
+def with_backends(name: str, backends: Sequence[str]) -> str:
+    """An engine's name with its back ends, as far as they are known."""
+    return f"{name} with {', '.join(backends)}" if backends else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +93,7 @@ class Engine:
     @property
     def title(self) -> str:
         """The same with its back ends."""
-        return f"{self.name} with {', '.join(self.backends)}" if self.backends else self.name
+        return with_backends(self.name, self.backends)
 
     @property
     def instead_of(self) -> str:

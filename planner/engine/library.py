@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from planner.engine.dry_run_library import Library, library_folder, library_is_here
-from planner.engine.find import ENGINE_VARIABLE, Engine, EngineDevice, find_engine, looked_at_again
+from planner.engine.find import ENGINE_VARIABLE, Engine, EngineDevice, find_engine, looked_at_again, with_backends
 from planner.errors import EngineError
 from planner.launch import Launch
 from planner.memory.program import LIBRARY_NAME, Program, library_program
@@ -46,7 +46,7 @@ class InstalledLibrary:
     @property
     def title(self) -> str:
         """The same with its back ends."""
-        return f"{self.name} with {', '.join(self.backends)}"
+        return with_backends(self.name, self.backends)
 
     @property
     def program(self) -> Program:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -35,7 +36,7 @@ class Cancelled(Exception):
     """The person asked to stop; everything that was started has ended."""
 
 
-class EngineProcess:
+class EngineProcess(ABC):
     """A running program that has llama.cpp and tells its log; use it as a context manager, so that it always ends.
 
     `cancelled` is asked during every wait; when it says yes, `Cancelled` is raised.
@@ -88,8 +89,9 @@ class EngineProcess:
     def _environment(self) -> dict[str, str]:
         return without_settings(os.environ)
 
+    @abstractmethod
     def _is_ready(self) -> bool:
-        raise NotImplementedError
+        """Whether the model is loaded and everything may be asked."""
 
     def _start(self, command: list[str]) -> None:
         self._kills_before = count_kills()

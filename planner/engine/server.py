@@ -9,7 +9,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from planner.engine.faults import EngineFault
@@ -27,21 +27,12 @@ class ServerAnswerError(EngineFault):
 class LlamaServer(EngineProcess):
     """A running llama-server. It listens on a free loopback port with an API key of its own."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        ready_timeout_s: float,
-        cancelled: Callable[[], bool] = lambda: False,
-        stop_grace_s: float | None = None,
-    ) -> None:
-        """`command` is the program and its arguments; port, key and verbosity are added here."""
-        super().__init__(command, ready_timeout_s=ready_timeout_s, cancelled=cancelled, stop_grace_s=stop_grace_s)
-        self._key = secrets.token_hex(16)
-        self.port = 0
+    port = 0
+    """Chosen when it starts, as the key is; both are added to its command and its environment, as is the verbosity."""
+    _key = ""
 
     def _whole_command(self) -> list[str]:
-        self.port = _free_port()
+        self.port, self._key = _free_port(), secrets.token_hex(16)
         return [*self._command, "--host", HOST, "--port", str(self.port), "--verbosity", "4"]
 
     def _environment(self) -> dict[str, str]:

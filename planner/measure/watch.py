@@ -87,25 +87,25 @@ class Watcher:
             return
         with self._one_at_a_time:
             self.phase = phase
-            sample = self._sample(exact=False)
-            if sample is not None:
-                self._samples.append(sample)
+            self._keep(exact=False)
 
     def take(self) -> Sample:
         """An exact sample now: shared pages are counted by their share (`smaps_rollup`, slow on large ones)."""
         with self._one_at_a_time:
-            sample = self._sample(exact=True)
-            if sample is not None:
-                self._samples.append(sample)
-        if sample is None:
-            return Sample(
-                phase=self.phase,
-                seconds=time.monotonic() - self._start,
-                resident_bytes=None,
-                anonymous_bytes=None,
-                file_bytes=None,
-                peak_bytes=None,
-            )
+            sample = self._keep(exact=True)
+        return sample or Sample(
+            phase=self.phase,
+            seconds=time.monotonic() - self._start,
+            resident_bytes=None,
+            anonymous_bytes=None,
+            file_bytes=None,
+            peak_bytes=None,
+        )
+
+    def _keep(self, *, exact: bool) -> Sample | None:
+        sample = self._sample(exact=exact)
+        if sample is not None:
+            self._samples.append(sample)
         return sample
 
     def _run(self) -> None:

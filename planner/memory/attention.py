@@ -67,11 +67,16 @@ def copied_caches(
     return _latent_values(shape, launch, context, caches) if shape.is_mla else 0
 
 
+def query_bytes(shape: Hyperparameters, tokens: int) -> int:
+    """The queries of one layer, of the kind whose heads are wider."""
+    return max(shape.n_head) * max(shape.head_k, shape.head_k_swa) * tokens * F32
+
+
 def _wide_queries(shape: Hyperparameters, graph: GraphShape, context: ResolvedContext) -> int:
     """Queries and results wider than a hidden state find no place beside the copies, nor do gates of that size."""
-    width = max(shape.n_head) * max(shape.head_k, shape.head_k_swa)
     tokens = pad(min(context.n_ctx, context.n_ubatch), context.n_seq_max)
-    return (2 + 2 * graph.gated_attention) * width * tokens * F32 if width > shape.n_embd else 0
+    queries = query_bytes(shape, tokens)
+    return (2 + 2 * graph.gated_attention) * queries if queries > shape.n_embd * tokens * F32 else 0
 
 
 def as_f16(caches: tuple[KvCache, ...], keys: bool, values: bool) -> int:
@@ -120,23 +125,31 @@ def indexer_scores(
     if family != "sparse" or not flash:
         return 0
     scores = max(cells, default=0) * tokens * F32
-    per_head = max(shape.n_head) * tokens * F32
-    place = per_head * (shape.head_k_mla + shape.head_k)
-    return scores if place - scores >= per_head * shape.head_v else 0
+    return scores if _scores_fit(shape, tokens, scores) else 0
+
+
+def _queries_place(shape: Hyperparameters, tokens: int) -> int:
+    """What queries in their own size and in that of the latent keys leave, which the indexer's queries take and then
+    the mask.
+    """
+    return max(shape.n_head) * tokens * F32 * (shape.head_k_mla + shape.head_k)
+
+
+def _scores_fit(shape: Hyperparameters, tokens: int, scores: int) -> bool:
+    """Whether that place holds the results of attention beside the scores of the indexer."""
+    return _queries_place(shape, tokens) - scores >= max(shape.n_head) * tokens * F32 * shape.head_v
 
 
 def _sparse(shape: Hyperparameters, graph: GraphShape, tokens: int, scores: int, picked: int, flash: bool) -> int:
     """DeepSeek sparse attention: what the indexer scores and picks, or the attention behind it."""
     per_head = max(shape.n_head) * tokens * F32
     queries, results = per_head * shape.head_k, per_head * shape.head_v
-    # Queries in their own size and in that of the latent keys leave a place, which the indexer's queries take and
-    # then the mask.
-    place = per_head * (shape.head_k_mla + shape.head_k)
+    place = _queries_place(shape, tokens)
     indexed = graph.index_heads * graph.index_width * tokens * F32
     indexer = max(place, indexed) + queries + scores + (picked if picked > place else 0)
     if flash:
-        fits = place - scores >= results
-        return max(indexer, place + queries if fits else max(place, scores) + queries + results)
+        attended = place if _scores_fit(shape, tokens, scores) else max(place, scores) + results
+        return max(indexer, attended + queries)
     return max(indexer, max(place, 2 * indexed) + queries + max(shape.n_head) * scores)
 
 
@@ -149,9 +162,8 @@ def _compressed(shape: Hyperparameters, tokens: int, cells: Sequence[int], hidde
 
 
 def _scores(shape: Hyperparameters, graph: GraphShape, launch: Launch, tokens: int, cells: int) -> int:
-    heads = max(shape.n_head)
-    scores = heads * tokens * cells * F32
-    queries = heads * max(shape.head_k, shape.head_k_swa) * tokens * F32
+    scores = max(shape.n_head) * tokens * cells * F32
+    queries = query_bytes(shape, tokens)
     # Rotated queries take the place of the plain ones; results wider than a hidden state find no free place.
     rotated = is_rotated(launch.cache_type_k, shape.head_k)
     copies = 1 - rotated + (queries > shape.n_embd * tokens * F32) + graph.gated_attention * (3 if rotated else 1)

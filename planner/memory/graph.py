@@ -21,6 +21,7 @@ from planner.memory.attention import (
     indexer_scores,
     is_rotated,
     picked_tokens,
+    query_bytes,
 )
 from planner.memory.kv import F32, KvCache, flash_attention
 from planner.memory.peaks import Crossing, GraphSizes, Reused
@@ -98,14 +99,13 @@ def graph_sizes(
         recurrence=recurrence,
         convolved=graph.recurrence.mixed * tokens * F32 if graph.recurrence else 0,
         crossing=_crossing(layout, graph, tokens, hidden),
-        queries=max(shape.n_head) * max(shape.head_k, shape.head_k_swa) * tokens * F32,
+        queries=query_bytes(shape, tokens),
         gap=_gap(shape, graph) * tokens * F32,
         attention=attention_peak(family, shape, graph, launch, context, tokens, cells, flash)
         + copied_caches(family, shape, graph, launch, context, masked, flash),
         scored=indexer_scores(family, shape, graph, tokens, cells, flash),
         hole=_hole(shape, layout, graph, tokens) if flash else 0,
         spread=((-6, 3) if flash else (5, 6)) if graph.architecture == _STREAMED else (0, 0),
-        streamed=graph.architecture == _STREAMED,
         logits=shape.n_vocab * outputs * F32 + pooled,
         unpicked=_UNPICKED.get(graph.architecture, 0) * hidden,
         rotation=_rotation(shape, launch, len(caches)),
@@ -246,7 +246,7 @@ def _experts(shape: Hyperparameters, graph: GraphShape) -> int:
 def _hole(shape: Hyperparameters, layout: MemoryLayout, graph: GraphShape, tokens: int) -> int:
     """Of queries that nothing of their size follows; of the results of experts as wide as they are."""
     hidden = shape.n_embd * tokens * F32
-    queries = max(shape.n_head) * max(shape.head_k, shape.head_k_swa) * tokens * F32
+    queries = query_bytes(shape, tokens)
     attends = {layer for cache in layout.caches for layer in cache.layers}
     if not attends.isdisjoint(layer for state in layout.states for layer in state.layers):
         return hidden + queries  # attention beside a recurrence, in one layer (Falcon-H1)

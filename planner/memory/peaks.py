@@ -96,8 +96,6 @@ class GraphSizes:
     """What attention leaves unused beside the feed-forward, on a device that computes a part of the layers."""
     spread: tuple[int, int] = (0, 0)
     """Hidden states more, on such a device and on the host beside it."""
-    streamed: bool = False
-    """Whether streams beside the hidden state cross between devices, too (Gemma 3n)."""
     logits: int
     unpicked: int = 0
     """What reaches the output for every token, where the rows to be told are picked behind the last weight."""
@@ -112,6 +110,11 @@ class GraphSizes:
     cache_types: tuple[str, str] = ("f16", "f16")
     further: int = 0
     """Embeddings that every layer gets, beside the hidden state."""
+
+    @property
+    def streamed(self) -> bool:
+        """Whether streams beside the hidden state cross between devices, too (Gemma 3n)."""
+        return self.spread != (0, 0)
 
     def copies(self, kind: str) -> int:
         """F16 keys and values of one layer that a back end keeps for flash attention.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from planner.errors import ModelError
 from planner.hardware import DeviceKind, Hardware, kinds_of_devices
@@ -64,20 +65,17 @@ def predict(
         return _refused(launch, hardware, str(error))
     placement = place(shape.n_layer_all, launch, hardware)
     weights = plan_weights(model, launch, hardware, placement)
-    refusal = _refusal(model, shape, layout, launch)
-    if launch.mmproj and projector is not None and not refusal:
-        from planner.memory.projector import projector_refusal  # graphs of image encoders, which few launches need
-
-        refusal = projector_refusal(projector, shape.n_embd)
+    refusal = _refusal(model, shape, layout, launch) or _projector_refusal(projector, launch, shape)
     if refusal:
         return _refused(launch, hardware, refusal, weights)
     context = resolve_context(launch, shape.n_ctx_train)
     kinds = kinds_of_devices((*placement.layers, *(allocation.device for allocation in weights)))
     caches = kv_caches(layout, launch, context)
     graph = model.graph if program.mixes_embeddings else replace(model.graph, mixed=False)
-    reserved = at_work = graph_sizes(shape, layout, launch, context, caches, graph=graph)
-    if prompt_tokens is not None:
-        at_work = graph_sizes(shape, layout, launch, context, caches, prompt_tokens, graph=graph)
+    sizes = partial(graph_sizes, shape, layout, launch, context, caches, graph=graph)
+    reserved = sizes()
+    at_work = reserved if prompt_tokens is None else sizes(prompt_tokens)
+    compute = plan_compute(reserved, at_work, placement, launch, hardware=hardware, largest_matrix=model.largest_matrix)
     return MemoryPlan(
         launch=launch,
         hardware=hardware,
@@ -90,17 +88,7 @@ def predict(
                 *plan_kv(caches, launch, placement),
                 *plan_states(layout, context, placement),
                 *plan_draft(shape, layout, graph, launch, context, placement),
-                *map(
-                    learned.corrected,
-                    plan_compute(
-                        reserved,
-                        at_work,
-                        placement,
-                        launch,
-                        hardware=hardware,
-                        largest_matrix=model.largest_matrix,
-                    ),
-                ),
+                *map(learned.corrected, compute),
                 plan_output(shape, launch, context),
                 *for_images,
                 *plan_drivers(placement, learned),
@@ -127,6 +115,14 @@ def _projector(
     from planner.memory.projector import plan_projector
 
     return plan_projector(projector, launch, hardware, prompt_tokens)
+
+
+def _projector_refusal(projector: Model | None, launch: Launch, shape: Hyperparameters) -> str:
+    if not launch.mmproj or projector is None:
+        return ""
+    from planner.memory.projector import projector_refusal  # graphs of image encoders, which few launches need
+
+    return projector_refusal(projector, shape.n_embd)
 
 
 def _refusal(model: Model, shape: Hyperparameters, layout: MemoryLayout, launch: Launch) -> str:
